@@ -1,0 +1,47 @@
+# `make` alone lists the targets. Every target builds the virtual environment it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+OUT ?= out/demo
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint bench figures clean
+
+help:            ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.full: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[real,dev]'
+	@touch $@ $(VENV)/.base
+
+setup: $(VENV)/.full   ## build .venv with all extras
+
+demo: $(VENV)/.base    ## install the base, sweep an embedded workload, show a table and a picture (OUT=out/demo)
+	$(BIN)/infsim run demo --out $(OUT)
+
+test: setup            ## the default test suite
+	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+test-all: setup        ## the default suite and the slow tests
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m 'not bench' --timeout 3600
+
+lint: setup            ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup           ## performance, as ratios and rates within one run
+	$(BIN)/python -m pytest tests -m bench -n 0 -s --timeout 3600
+
+figures: setup         ## the paper's figures
+	$(BIN)/python -m paper_figures
+
+clean:                 ## remove what the other targets made
+	rm -rf $(VENV) out build dist *.egg-info
