@@ -1,0 +1,227 @@
+"""Time of one iteration of an instance (design.md §3): composed from operators, priced by the rows' own lengths.
+
+Iteration = max(kernel_s + attention_s, launch_s) + host_s. Every method is pure and O(1); what depends on a few
+integers is cached, because a simulation asks about once a scheduler step. Times are of the whole model: all layers, all
+stages.
+
+With f and g of the paper's §4: W(β)/f(β) is `iteration_terms(β, …)[0]` per layer, g(S) the inverse of
+`decode_attention_terms(β)[2]`; both are rates there, times here.
+
+Pipeline parallel p: p micro-batches of ⌈rows/p⌉ are in flight and an iteration takes p × (slowest stage + hop). The
+values returned contain that, so callers never look at p.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from perfmodel import operators
+from perfmodel.collectives import all_reduce_s, hop_s
+from perfmodel.curves import Basis, Curves, worst
+from perfmodel.errors import InputError, unknown
+from perfmodel.specs import InstanceSpec, LinkSpec
+
+SCALE_KEYS = ("non_attention", "prefill_attention", "decode_attention", "collectives", "host", "transfer")
+PARTIAL_BYTES = 4  # partial states are fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one iteration computes. `chunks`: (tokens, prefix_tokens) each; contexts count the new token."""
+
+    decode_rows: int = 0
+    decode_context_tokens: int = 0  # summed over the rows
+    chunks: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return self.decode_rows + sum(tokens for tokens, _ in self.chunks)
+
+    @property
+    def rows(self) -> int:
+        return self.decode_rows + len(self.chunks)
+
+
+class IterationBasis(NamedTuple):
+    """How the three terms of an iteration are known."""
+
+    kernels: Basis
+    attention: Basis
+    host: Basis
+
+
+class CostModel:
+    """Prices an instance by `curves`; `scale` multiplies single parts (`SCALE_KEYS`), for what-if runs."""
+
+    def __init__(self, instance: InstanceSpec, curves: Curves, scale: dict[str, float] | None = None) -> None:
+        self.instance, self.curves = instance, curves
+        self.scale = dict.fromkeys(SCALE_KEYS, 1.0) | check_scale(scale or {})
+        self._gemms = operators.layer_gemms(instance)
+        self._streams = operators.layer_streams(instance)
+        self._kv_bytes = operators.kv_bytes_per_token_per_layer(instance)
+        self._kernels: dict[int, tuple[float, float]] = {}
+        self._ends: dict[int, float] = {}
+        self._decode: dict[int, tuple[float, float, float]] = {}
+
+    # --- terms that do not depend on context -----------------------------------------------------------------
+
+    def iteration_terms(self, tokens: int, decode_rows: int, logits_rows: int) -> tuple[float, float, float]:
+        """(kernel_s, launch_s, host_s) of `tokens` new tokens, of which `logits_rows` rows sample a token.
+
+        kernel_s: non-attention kernels and collectives; launch_s: the engine's launches; host_s: added serially.
+        """
+        engine, scale = self.instance.engine, self.scale["host"]
+        kernels, collectives = self.kernel_terms(tokens)
+        launch_s = engine.launch_s_per_layer * self.instance.model.num_layers * scale
+        host_s = (engine.iteration_s + engine.row_s * max(decode_rows, logits_rows)) * scale
+        return kernels + self.head_s(logits_rows) + collectives, launch_s, host_s
+
+    def kernel_terms(self, tokens: int) -> tuple[float, float]:
+        """(non-attention kernels of all layers with the embedding, collectives and hops) for `tokens` new tokens."""
+        found = self._kernels.get(tokens)
+        if found is None:
+            found = self._kernels[tokens] = self._price_kernels(tokens)
+        return found
+
+    def _price_kernels(self, tokens: int) -> tuple[float, float]:
+        instance, model = self.instance, self.instance.model
+        stages = instance.pipeline_parallel
+        micro = -(-tokens // stages)
+        if micro == 0:
+            return 0.0, 0.0
+        embedding_s = self.curves.stream.time_s(micro * operators.embedding_bytes_per_token(instance))
+        state_bytes = micro * model.hidden_size * model.dtype_bytes
+        reduce_s = 2 * model.num_layers * all_reduce_s(self.curves.all_reduce, instance, state_bytes)
+        collectives = reduce_s + stages * hop_s(instance, state_bytes)
+        kernels = model.num_layers * self.layer_s(micro) + stages * embedding_s
+        return kernels * self.scale["non_attention"], collectives * self.scale["collectives"]
+
+    def layer_s(self, tokens: int) -> float:
+        """Non-attention kernels of one layer on one rank: the W/f(β) of the paper, unscaled."""
+        gemm, stream = self.curves.gemm, self.curves.stream
+        products = sum(gemm.time_s(tokens, op.n, op.k) for op in self._gemms)
+        return products + sum(stream.time_s(tokens * op.bytes_per_token) for op in self._streams)
+
+    def head_s(self, logits_rows: int) -> float:
+        """Final norm, LM head and sampling of `logits_rows` rows (on the last stage, which then is the slowest)."""
+        found = self._ends.get(logits_rows)
+        if found is None:
+            found = self._ends[logits_rows] = self._price_head(logits_rows)
+        return found
+
+    def _price_head(self, logits_rows: int) -> float:
+        instance, stages = self.instance, self.instance.pipeline_parallel
+        micro = -(-logits_rows // stages)
+        if micro == 0:
+            return 0.0
+        head = operators.lm_head(instance)
+        num_bytes = micro * (
+            2 * operators.embedding_bytes_per_token(instance) + operators.sampling_bytes_per_row(instance)
+        )
+        head_s = self.curves.gemm.time_s(micro, head.n, head.k) + self.curves.stream.time_s(num_bytes)
+        return stages * head_s * self.scale["non_attention"]
+
+    # --- attention --------------------------------------------------------------------------------------------
+
+    def decode_attention_terms(self, rows: int) -> tuple[float, float, float]:
+        """(floor_s, base_s, s_per_token): decode attention = max(floor_s, base_s + s_per_token × ΣS).
+
+        ΣS is the summed context of the rows, new tokens included. All layers.
+        """
+        found = self._decode.get(rows)
+        if found is None:
+            found = self._decode[rows] = self._price_decode(rows)
+        return found
+
+    def _price_decode(self, rows: int) -> tuple[float, float, float]:
+        if rows == 0:
+            return 0.0, 0.0, 0.0
+        instance, model = self.instance, self.instance.model
+        stages, heads = instance.pipeline_parallel, model.num_heads // instance.tensor_parallel
+        terms = self.curves.decode.terms(-(-rows // stages), heads, instance.kv_heads_per_gpu, model.head_dim)
+        layers = model.num_layers * self.scale["decode_attention"]
+        return layers * terms.floor_s, layers * terms.base_s, layers * terms.s_per_byte * self._kv_bytes / stages
+
+    def decode_attention_s(self, rows: int, context_tokens: float) -> float:
+        """Decode attention of `rows` rows over `context_tokens` tokens in all (0 for no row)."""
+        floor_s, base_s, s_per_token = self.decode_attention_terms(rows)
+        return max(floor_s, base_s + s_per_token * context_tokens)
+
+    def prefill_attention_s(self, tokens: int, prefix_tokens: int) -> float:
+        """Causal attention of a chunk of `tokens` queries behind `prefix_tokens` KV tokens, all layers."""
+        pairs = tokens * prefix_tokens + tokens * (tokens + 1) // 2
+        return self._chunk_s(tokens, tokens + prefix_tokens, pairs) * self.scale["prefill_attention"]
+
+    def _chunk_s(self, query_tokens: int, kv_tokens: int, pairs: int) -> float:
+        if query_tokens == 0 or kv_tokens == 0:
+            return 0.0
+        instance, model = self.instance, self.instance.model
+        heads = model.num_heads // instance.tensor_parallel
+        num_bytes = kv_tokens * self._kv_bytes + 2 * query_tokens * heads * model.head_dim * model.dtype_bytes
+        layer_s = self.curves.prefill.time_s(4.0 * heads * model.head_dim * pairs, num_bytes)
+        return model.num_layers * layer_s / instance.pipeline_parallel
+
+    # --- MicroAttention for others ----------------------------------------------------------------------------
+
+    def micro_attention_s(self, rows: int, kv_tokens: float) -> float:
+        """MA served for `rows` decode rows of others over `kv_tokens` KV tokens in all; all layers.
+
+        The decode attention's law, plus reading the queries and writing the partial states (fp32).
+        """
+        if rows == 0:
+            return 0.0
+        wire_bytes = (self.query_bytes(rows) + self.partial_bytes(rows)) / self.instance.tensor_parallel
+        state_s = self.instance.model.num_layers * wire_bytes / self.instance.gpu.memory_bytes_per_s
+        return self.decode_attention_s(rows, kv_tokens) + state_s * self.scale["decode_attention"]
+
+    def prefill_micro_attention_s(self, query_tokens: int, kv_tokens: int) -> float:
+        """MA of a chunk's queries on a remote prefix: no mask; all layers."""
+        return self._chunk_s(query_tokens, kv_tokens, query_tokens * kv_tokens) * self.scale["prefill_attention"]
+
+    def query_bytes(self, rows: int) -> int:
+        """Q of `rows` rows (or chunk tokens) on the wire, one layer."""
+        model = self.instance.model
+        return rows * model.num_heads * model.head_dim * model.dtype_bytes
+
+    def partial_bytes(self, rows: int) -> int:
+        """MA, m and e of `rows` rows on the wire, one layer (fp32)."""
+        model = self.instance.model
+        return rows * model.num_heads * (model.head_dim + 2) * PARTIAL_BYTES
+
+    # --- moves ------------------------------------------------------------------------------------------------
+
+    def transfer_s(self, num_bytes: float, link: LinkSpec) -> float:
+        """A move of KV alone on `link`."""
+        return link.transfer_s(num_bytes) * self.scale["transfer"]
+
+    def copy_s(self, num_bytes: float) -> float:
+        """Gathering (or scattering) KV blocks at one end of a move: read and written once, shared by the ranks."""
+        per_gpu = 2 * num_bytes / self.instance.num_gpus
+        return self.curves.stream.time_s(per_gpu) * self.scale["transfer"]
+
+    # --- how it is known --------------------------------------------------------------------------------------
+
+    def iteration_basis(self, tokens: int, decode_rows: int, context_tokens: int) -> IterationBasis:
+        """Basis of (kernel_s, attention_s, host_s): a driver adds each term's seconds to it. `context_tokens` is ΣS."""
+        instance, curves = self.instance, self.curves
+        micro = max(1, -(-tokens // instance.pipeline_parallel))
+        kernels = worst(*(curves.gemm.basis(micro, op.n, op.k) for op in self._gemms))
+        heads = instance.model.num_heads // instance.tensor_parallel
+        mean = context_tokens / max(1, decode_rows)
+        attention = curves.decode.basis(decode_rows, heads, instance.kv_heads_per_gpu, mean)
+        return IterationBasis(kernels, attention, self.host_basis(decode_rows))
+
+    def host_basis(self, rows: int) -> Basis:
+        fitted = self.instance.engine.fitted_rows
+        if not fitted:
+            return Basis.ANALYTIC
+        return Basis.INTERPOLATED if rows <= fitted else Basis.EXTRAPOLATED
+
+
+def check_scale(scale: dict[str, float]) -> dict[str, float]:
+    """Raises InputError for an unknown part or a factor that is not positive."""
+    for key, factor in scale.items():
+        if key not in SCALE_KEYS:
+            raise unknown("scale", key, SCALE_KEYS)
+        if not factor > 0:
+            raise InputError(f"scale.{key}: {factor} (allowed: above 0)")
+    return scale
