@@ -201,14 +201,29 @@ class CostModel:
     # --- how it is known --------------------------------------------------------------------------------------
 
     def iteration_basis(self, tokens: int, decode_rows: int, context_tokens: int) -> IterationBasis:
-        """Basis of (kernel_s, attention_s, host_s): a driver adds each term's seconds to it. `context_tokens` is ΣS."""
-        instance, curves = self.instance, self.curves
-        micro = max(1, -(-tokens // instance.pipeline_parallel))
-        kernels = worst(*(curves.gemm.basis(micro, op.n, op.k) for op in self._gemms))
+        """Basis of (kernel_s, decode attention, host_s): a driver adds each term's seconds to it. Context is ΣS."""
+        return IterationBasis(
+            self.kernels_basis(tokens), self.decode_basis(decode_rows, context_tokens), self.host_basis(decode_rows)
+        )
+
+    def kernels_basis(self, tokens: int) -> Basis:
+        """The weakest of the layer's matrix products."""
+        micro = max(1, -(-tokens // self.instance.pipeline_parallel))
+        return worst(*(self.curves.gemm.basis(micro, op.n, op.k) for op in self._gemms))
+
+    def decode_basis(self, rows: int, context_tokens: int) -> Basis:
+        instance = self.instance
         heads = instance.model.num_heads // instance.tensor_parallel
-        mean = context_tokens / max(1, decode_rows)
-        attention = curves.decode.basis(decode_rows, heads, instance.kv_heads_per_gpu, mean)
-        return IterationBasis(kernels, attention, self.host_basis(decode_rows))
+        return self.curves.decode.basis(rows, heads, instance.kv_heads_per_gpu, context_tokens / max(1, rows))
+
+    def prefill_basis(self, tokens: int, prefix_tokens: int) -> Basis:
+        instance = self.instance
+        heads = instance.model.num_heads // instance.tensor_parallel
+        return self.curves.prefill.basis(tokens, prefix_tokens, heads, instance.kv_heads_per_gpu)
+
+    def collectives_basis(self, tokens: int) -> Basis:
+        model, ranks = self.instance.model, self.instance.tensor_parallel
+        return self.curves.all_reduce.basis(tokens * model.hidden_size * model.dtype_bytes, ranks)
 
     def host_basis(self, rows: int) -> Basis:
         fitted = self.instance.engine.fitted_rows

@@ -79,7 +79,10 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One accelerator at its data sheet. `pack` names the profile pack measured on it ("": none, analytic)."""
+    """One accelerator at its data sheet.
+
+    `pack` names the profile pack measured on it ("": none, analytic); `link` the usual link inside a node.
+    """
 
     name: str
     memory_bytes: int
@@ -91,6 +94,7 @@ class GpuSpec:
         551 * MIB
     )  # context and libraries; AIConfigurator system.yaml, "other_mem" before its safety margin
     pack: str = ""
+    link: str = "nvlink3"
 
     def flops_per_s(self, dtype_bytes: int) -> float:
         """Peak for matrix products of that width."""

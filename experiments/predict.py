@@ -1,0 +1,143 @@
+"""`infsim predict`: the time of an iteration with its parts, an instance's memory, the longest context it holds."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from experiments.catalogue import load_engine, load_gpu, load_link, load_model
+from experiments.packs import cost_model
+from perfmodel.breakdown import parts, roofline_s
+from perfmodel.cost import Batch, CostModel
+from perfmodel.errors import InputError
+from perfmodel.specs import InstanceSpec
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+Named = str | Mapping[str, Any]
+INTER_LINK = "ethernet-100g"  # as the configuration's default; only instances beyond one node use it
+
+
+@dataclass(frozen=True)
+class Query:
+    """What to predict: an instance, and the batch of one iteration in the command's notation."""
+
+    model: str
+    gpu: Named = "a100-80gb"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    link: Named | None = None  # inside a node; None: the GPU's usual one
+    engine: Named = "graphs"
+    pack: str | None = None
+    prefill: Sequence[str] = ()
+    decode: Sequence[str] = ()
+
+    def instance(self) -> InstanceSpec:
+        gpu = load_gpu(self.gpu)
+        links = load_link(self.link or gpu.link), load_link(INTER_LINK)
+        sizes = self.tensor_parallel, self.pipeline_parallel
+        instance = InstanceSpec(load_model(self.model), gpu, load_engine(self.engine), *links, *sizes)
+        instance.check()
+        return instance
+
+    def batch(self) -> Batch:
+        rows = [parse_decode(text) for text in self.decode]
+        return Batch(
+            decode_rows=sum(count for count, _ in rows),
+            decode_context_tokens=sum(count * context for count, context in rows),
+            chunks=tuple(parse_prefill(text) for text in self.prefill),
+        )
+
+
+def parse_decode(text: str) -> tuple[int, int]:
+    """ROWSxCONTEXT → (rows, context_tokens)."""
+    return _two_numbers("--decode", text, r"(\d+)[xX](\d+)", "ROWSxCONTEXT, both 1 or more, such as 32x2048")
+
+
+def parse_prefill(text: str) -> tuple[int, int]:
+    """TOKENS[@PREFIX] → (tokens, prefix_tokens)."""
+    padded = text if "@" in text else f"{text}@0"
+    return _two_numbers("--prefill", padded, r"(\d+)@(\d+)", "TOKENS or TOKENS@PREFIX, such as 2048@100000", least=0)
+
+
+def _two_numbers(option: str, text: str, pattern: str, allowed: str, least: int = 1) -> tuple[int, int]:
+    found = re.fullmatch(pattern, text.replace("_", "").replace(",", ""))
+    numbers = [int(number) for number in found.groups()] if found else []
+    if not numbers or numbers[0] < 1 or numbers[1] < least:
+        raise InputError(f"{option}: {text!r} (allowed: {allowed})")
+    return numbers[0], numbers[1]
+
+
+def predict(query: Query, memory: bool = False, max_context: bool = False) -> dict[str, Any]:
+    """The dict of `infsim predict --json`.
+
+    total_s, parts (name → s and basis) and roofline_s where a batch is named; memory, where asked for, the account of
+    the fullest GPU; max_context_tokens the longest context one request may have on the instance.
+    """
+    instance, batch = query.instance(), query.batch()
+    if not (batch.tokens or memory or max_context):
+        raise InputError("predict: name a batch (--prefill, --decode), --memory or --max-context")
+    found: dict[str, Any] = {}
+    if batch.tokens:
+        found |= price(cost_model(instance, query.pack), batch)
+    if memory:
+        found["memory"] = instance.memory_account()
+    if max_context:
+        found["max_context_tokens"] = instance.num_blocks * instance.block_tokens
+    return found
+
+
+def price(cost: CostModel, batch: Batch) -> dict[str, Any]:
+    """total_s, parts, roofline_s of one iteration."""
+    priced = parts(cost, batch)
+    return {
+        "total_s": sum(part.s for part in priced.values()),
+        "parts": {name: {"s": part.s, "basis": str(part.basis)} for name, part in priced.items()},
+        "roofline_s": roofline_s(cost.instance, batch),
+        "source": cost.curves.source,
+    }
+
+
+def render(found: Mapping[str, Any]) -> "Group":
+    """The dict of `predict` for a terminal."""
+    from rich.console import Group
+
+    shown: list[Table | str] = []
+    if "parts" in found:
+        shown += [f"one iteration, whole model ({found['source']})", _parts_table(found)]
+    if "memory" in found:
+        shown += [f"memory of the fullest GPU: {found['memory']['where']}", _memory_table(found["memory"])]
+    if "max_context_tokens" in found:
+        shown.append(f"longest context of one request: {found['max_context_tokens']:,} tokens")
+    return Group(*shown)
+
+
+def _parts_table(found: Mapping[str, Any]) -> "Table":
+    rows = [(name, f"{part['s'] * 1e3:.3f} ms", part["basis"]) for name, part in found["parts"].items() if part["s"]]
+    rows.append(("total", f"{found['total_s'] * 1e3:.3f} ms", ""))
+    rows.append(("roofline at the peaks", f"{found['roofline_s'] * 1e3:.3f} ms", ""))
+    return _table(rows)
+
+
+def _memory_table(account: Mapping[str, int | str]) -> "Table":
+    rows = []
+    for name, value in account.items():
+        if name.endswith("_bytes"):
+            rows.append((name.removesuffix("_bytes"), f"{int(value) / 1e9:,.3f} GB", f"{value:,} bytes"))
+        elif name != "where":
+            rows.append((name, f"{value:,}", ""))
+    return _table(rows)
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> "Table":
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for row in rows:
+        table.add_row(*row)
+    return table
