@@ -1,0 +1,105 @@
+"""Executor: one simulated instance. It knows how long its requests' outputs are, and prices and times the steps it is given."""
+
+from heapq import heappop, heappush
+
+from perfmodel.cost import CostModel
+from perfmodel.messages import IterationsDone, StartIterations
+from perfmodel.pricing import price_step
+from perfmodel.steptime import StepTime
+
+
+class Executor:
+    """Runs one step at a time. `left` (shared by all instances) holds the output tokens each request has still to give."""
+
+    def __init__(self, cost: CostModel, left: list[int]) -> None:
+        self.cost = cost
+        self.left = left
+        self.step: StartIterations | None = None
+        self.end_iterations = 0  # of the step in progress, as planned now
+        self.basis_s: dict[str, float] = {}
+        self.start_s = 0.0
+        self._reported = 0
+        self._time: StepTime | None = None
+        self._counter = 0  # decode iterations done
+        self._finish_at: dict[int, int] = {}  # value of the counter with each row's last token
+        self._finishes: list[tuple[int, int]] = []  # heap of (counter, req_id); entries of rows that left are stale
+
+    def start(self, step: StartIterations, now_s: float) -> None:
+        for req_id in step.left:
+            self.left[req_id] = self._finish_at.pop(req_id) - self._counter
+        for req_id in step.joined:
+            self._finish_at[req_id] = self._counter + self.left[req_id]
+            heappush(self._finishes, (self._finish_at[req_id], req_id))
+        self.step, self.start_s, self._reported = step, now_s, 0
+        self._time = price_step(self.cost, step)
+        self.end_iterations = step.max_iterations
+        if step.decode_rows:
+            self.end_iterations = min(step.max_iterations, self._first_finish() - self._counter)
+
+    @property
+    def end_s(self) -> float:
+        """When the step in progress ends."""
+        assert self._time is not None
+        return self.start_s + self._time.total_s(self.end_iterations)
+
+    def cut(self) -> bool:
+        """End the step at the next boundary. False where it ends there anyway."""
+        if self.end_iterations <= self._reported + 1:
+            return False
+        self.end_iterations = self._reported + 1
+        return True
+
+    def settle(self, now_s: float) -> IterationsDone | None:
+        """Iterations that are complete by now and not reported yet."""
+        if self.step is None or self.end_iterations == 1:
+            return None
+        assert self._time is not None
+        done = self._time.completed(now_s - self.start_s, self.end_iterations - 1)
+        return self._report(done, ended=False) if done > self._reported else None
+
+    def end(self) -> IterationsDone:
+        """The step in progress has reached its end."""
+        assert self.step is not None
+        done = self._report(self.end_iterations, ended=True)
+        self._account(self.step)
+        self.step = None
+        return done
+
+    def _report(self, iterations: int, ended: bool) -> IterationsDone:
+        assert self.step is not None
+        new, self._reported = iterations - self._reported, iterations
+        if self.step.decode_rows:
+            self._counter += new
+        finished = self._take_finished(self.step) if ended else ()
+        return IterationsDone(self.step.step, new, finished, ended)
+
+    def _take_finished(self, step: StartIterations) -> tuple[int, ...]:
+        finished = []
+        for chunk in step.chunks:
+            if chunk.last:
+                self.left[chunk.req_id] -= 1
+                if not self.left[chunk.req_id]:
+                    finished.append(chunk.req_id)
+        while self._finish_at and self._first_finish() <= self._counter:
+            req_id = heappop(self._finishes)[1]
+            del self._finish_at[req_id]
+            finished.append(req_id)
+        return tuple(finished)
+
+    def _first_finish(self) -> int:
+        heap = self._finishes
+        while self._finish_at.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0]
+
+    def _account(self, step: StartIterations) -> None:
+        """Add the step's seconds to the way their price is known."""
+        assert self._time is not None
+        rows = step.decode_rows
+        tokens = rows + sum(chunk.tokens for chunk in step.chunks)
+        kernel_s, _, host_s = self.cost.iteration_terms(tokens, rows, rows + sum(c.last for c in step.chunks))
+        total_s = self._time.total_s(self.end_iterations)
+        kernels_s, hosts_s = kernel_s * self.end_iterations, host_s * self.end_iterations
+        basis = self.cost.iteration_basis(tokens, rows, step.decode_context_tokens)
+        for name, seconds in zip(basis, (kernels_s, total_s - kernels_s - hosts_s, hosts_s), strict=True):
+            self.basis_s[name] = self.basis_s.get(name, 0.0) + seconds

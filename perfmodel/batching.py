@@ -1,0 +1,276 @@
+"""Continuous batching of one instance: which requests wait, prefill and decode, and which blocks they hold.
+
+Owns rows, their block tables and the growth of decode rows. Knows no clock and no message: times are stamped by its owner.
+A decode row's length is not stored but derived from the number of decode iterations since it joined, so that one iteration,
+or a thousand, costs O(changes): the rows that join or leave and the blocks that are added, never O(batch).
+"""
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Protocol
+
+from perfmodel.blocks import BlockPool
+from perfmodel.errors import InputError
+from perfmodel.messages import Chunk, Request
+
+_by_sequence = attrgetter("sequence")
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One attempt of a request on an instance.
+
+    Before it decodes, `target_tokens` must be computed: its prompt, and after a preemption also what it had generated.
+    """
+
+    request: Request
+    attempt: int
+    sequence: int  # arrival order at the dispatcher; the latest is preempted first
+    received_s: float
+    target_tokens: int
+    blocks_needed: int  # to be admitted: target + 1 tokens
+    blocks: list[int] = field(default_factory=list)  # block table, in order of position
+    computed_tokens: int = 0
+    generated_tokens: int = 0  # when it joined the decode batch
+    joined_at: int = 0  # Batcher.counter when it joined
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    num_preemptions: int = 0
+    preempted_at_s: float | None = None
+    preempted_s: float = 0.0
+    wait_mark_s: float = 0.0  # the instance's cumulative remote wait when it joined
+    remote_wait_s: float = 0.0
+    remote_tokens_max: int = 0
+
+    @property
+    def req_id(self) -> int:
+        return self.request.req_id
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Prompt tokens still to compute."""
+        return self.target_tokens - self.computed_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a batching policy decides for the next step.
+
+    admit: req_ids to take from the waiting queue, in order · chunks: (req_id, tokens) of admitted prompts to compute in this
+    iteration · decode: whether the decode batch takes part.
+    """
+
+    admit: Sequence[int] = ()
+    chunks: Sequence[tuple[int, int]] = ()
+    decode: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """What a batching policy may see. `prefilling` and `waiting` are in order of arrival."""
+
+    token_budget: int
+    max_new_rows: int
+    free_blocks: int
+    headroom_blocks: int
+    num_decode_rows: int
+    prefilling: Sequence[Row]
+    waiting: Sequence[Row]
+
+    def admissible(self) -> Iterator[Row]:
+        """Waiting rows that fit together, first come first served: it ends at the first one that does not fit.
+
+        Headroom is kept back for growth, except where the instance is idle (so every prompt is admitted in finite time).
+        """
+        room = self.free_blocks
+        idle = not self.num_decode_rows and not self.prefilling
+        for row in self.waiting[: self.max_new_rows]:
+            if row.blocks_needed > (room if idle else room - self.headroom_blocks):
+                return
+            room -= row.blocks_needed
+            idle = False
+            yield row
+
+
+class BatchingPolicy(Protocol):
+    """Decides who runs next. `first_come`: a request is never admitted before an earlier one (lets a step run on when another
+    request arrives behind a waiting one)."""
+
+    first_come: bool
+
+    def plan(self, view: BatchView) -> Plan: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    block_tokens: int
+    token_budget: int
+    max_batch: int | None
+    headroom_blocks: int
+
+
+class Batcher:
+    """The rows of one instance. Every method leaves the block accounting exact."""
+
+    def __init__(self, pool: BlockPool, limits: BatchLimits, policy: BatchingPolicy) -> None:
+        self.pool = pool
+        self.limits = limits
+        self.policy = policy
+        self.waiting: list[Row] = []
+        self.prefilling: list[Row] = []
+        self.decoding: dict[int, Row] = {}
+        self.waiting_blocks = 0
+        self.counter = 0  # decode iterations done
+        self.context_tokens = 0  # tokens the decode batch reads in its next iteration, the new ones included
+        self._grows_at: list[dict[int, Row]] = [{} for _ in range(limits.block_tokens)]
+
+    # ---- waiting rows --------------------------------------------------------------------------------------------------------
+    def enqueue(self, row: Row) -> None:
+        insort(self.waiting, row, key=_by_sequence)
+        self.waiting_blocks += row.blocks_needed
+
+    def dequeue(self, row: Row) -> None:
+        self.waiting.remove(row)
+        self.waiting_blocks -= row.blocks_needed
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens."""
+        return -(-tokens // self.limits.block_tokens)
+
+    # ---- planning ------------------------------------------------------------------------------------------------------------
+    def view(self) -> BatchView:
+        limits = self.limits
+        rows = len(self.prefilling) + len(self.decoding)
+        return BatchView(
+            token_budget=limits.token_budget,
+            max_new_rows=len(self.waiting) if limits.max_batch is None else max(0, limits.max_batch - rows),
+            free_blocks=self.pool.free,
+            headroom_blocks=limits.headroom_blocks,
+            num_decode_rows=len(self.decoding),
+            prefilling=self.prefilling,
+            waiting=self.waiting,
+        )
+
+    def plan(self, now_s: float) -> tuple[tuple[Chunk, ...], bool]:
+        """Ask the policy, admit whom it names, and return the chunks and whether the decode batch runs."""
+        if not self.waiting and not self.prefilling:
+            return (), bool(self.decoding)
+        plan = self.policy.plan(self.view())
+        for req_id in plan.admit:
+            self._admit(req_id, now_s)
+        return self._chunks(plan.chunks), plan.decode and bool(self.decoding)
+
+    def _admit(self, req_id: int, now_s: float) -> None:
+        row = next((r for r in self.waiting if r.req_id == req_id), None)
+        if row is None:
+            raise InputError(f"batching policy admits request {req_id}, which is not waiting")
+        if row.blocks_needed > self.pool.free:
+            raise InputError(
+                f"batching policy admits request {req_id}: it needs {row.blocks_needed} blocks, {self.pool.free} are free"
+            )
+        self.dequeue(row)
+        row.blocks = self.pool.allocate(row.blocks_needed)
+        if row.admitted_s is None:
+            row.admitted_s = now_s
+        self.prefilling.append(row)
+
+    def _chunks(self, planned: Sequence[tuple[int, int]]) -> tuple[Chunk, ...]:
+        if not planned:
+            return ()
+        rows = {row.req_id: row for row in self.prefilling}
+        chunks = []
+        for req_id, tokens in planned:
+            row = rows.pop(req_id, None)
+            if row is None or not 1 <= tokens <= row.remaining_tokens:
+                allowed = (
+                    "no prompt of it is left to compute" if row is None else f"1 to {row.remaining_tokens} are left"
+                )
+                raise InputError(f"batching policy gives request {req_id} a chunk of {tokens} tokens: {allowed}")
+            chunks.append(Chunk(req_id, tokens, row.computed_tokens, tokens == row.remaining_tokens))
+        return tuple(chunks)
+
+    # ---- a step's progress ---------------------------------------------------------------------------------------------------
+    def max_iterations(self) -> int:
+        """Decode iterations that can run before a row lacks a block: the rows due at each boundary fit in what is free."""
+        rows, free = len(self.decoding), self.pool.free
+        size = self.limits.block_tokens
+        cycles, free = divmod(free, rows)
+        iterations = 1 + cycles * size
+        for i in range(1, size + 1):
+            free -= len(self._grows_at[(self.counter + i) % size])
+            if free < 0:
+                break
+            iterations += 1
+        return iterations
+
+    def advance(self, num_iterations: int) -> None:
+        """`num_iterations` decode iterations are done. Blocks of the last boundary are not added yet: see `grow`."""
+        for i in range(1, num_iterations):
+            self.grow(self.counter + i)
+        self.counter += num_iterations
+        self.context_tokens += num_iterations * len(self.decoding)
+
+    def due(self) -> dict[int, Row]:
+        """Rows that need one more block before the next decode iteration."""
+        return self._grows_at[self.counter % self.limits.block_tokens]
+
+    def grow(self, counter: int) -> None:
+        """Add a block to every row that is due at `counter`. The caller knows that they fit."""
+        allocate = self.pool.allocate_one
+        for row in self._grows_at[counter % self.limits.block_tokens].values():
+            row.blocks.append(allocate())
+
+    def compute(self, chunk: Chunk) -> Row | None:
+        """A prompt chunk is done. Returns its row where it was the last one."""
+        row = next(r for r in self.prefilling if r.req_id == chunk.req_id)
+        row.computed_tokens += chunk.tokens
+        return row if chunk.last else None
+
+    # ---- joining and leaving -------------------------------------------------------------------------------------------------
+    def join(self, row: Row) -> None:
+        """A row whose prompt is computed, its next token out, begins to decode."""
+        self.prefilling.remove(row)
+        row.generated_tokens += 1
+        row.joined_at = self.counter
+        self.decoding[row.req_id] = row
+        self.context_tokens += row.target_tokens + 1
+        self._grows_at[self._growth_phase(row)][row.req_id] = row
+
+    def leave(self, row: Row) -> None:
+        """Take a running row out of the batch; its blocks stay with it until the caller releases them."""
+        if row.req_id not in self.decoding:
+            self.prefilling.remove(row)
+            return
+        done = self.counter - row.joined_at
+        del self.decoding[row.req_id]
+        del self._grows_at[self._growth_phase(row)][row.req_id]
+        self.context_tokens -= row.target_tokens + done + 1
+        row.generated_tokens += done
+
+    def tokens_generated(self, row: Row) -> int:
+        return row.generated_tokens + (self.counter - row.joined_at if row.req_id in self.decoding else 0)
+
+    def youngest(self) -> Row:
+        """The running row that arrived last: the one to preempt."""
+        return max([*self.prefilling, *self.decoding.values()], key=_by_sequence)
+
+    def _growth_phase(self, row: Row) -> int:
+        """`counter` (modulo the block size) at which the row's context fills its last block."""
+        return (row.joined_at - row.target_tokens) % self.limits.block_tokens
+
+    def check_invariants(self) -> None:
+        """Rows hold exactly the blocks their tokens need; sums agree with the rows."""
+        context = sum(r.target_tokens + self.counter - r.joined_at + 1 for r in self.decoding.values())
+        assert context == self.context_tokens, f"context {self.context_tokens}, rows sum to {context}"
+        assert self.waiting_blocks == sum(r.blocks_needed for r in self.waiting)
+        assert sum(map(len, self._grows_at)) == len(self.decoding)
+        assert all(not row.blocks for row in self.waiting), "a waiting row holds blocks"
+        for row in self.decoding.values():
+            tokens = row.target_tokens + self.counter - row.joined_at + 1
+            assert len(row.blocks) == self.blocks_for(tokens), (
+                f"request {row.req_id}: {len(row.blocks)} blocks for {tokens} tokens"
+            )
+        held = [b for row in [*self.prefilling, *self.decoding.values()] for b in row.blocks]
+        assert len(held) == len(set(held)), "a block belongs to two rows"

@@ -1,0 +1,43 @@
+"""Batching policies: `chunked` (prompts share iterations with decode rows) and `prefill-first` (prompts go ahead of them)."""
+
+from perfmodel.batching import BatchView, Plan
+
+
+class Chunked:
+    """Decode rows first, then prompt chunks first come first served, up to `token_budget` tokens an iteration."""
+
+    first_come = True
+
+    def plan(self, view: BatchView) -> Plan:
+        budget = view.token_budget - view.num_decode_rows
+        chunks, admit = [], []
+        for row in view.prefilling:
+            if budget <= 0:
+                return Plan((), chunks)
+            chunks.append((row.req_id, min(budget, row.remaining_tokens)))
+            budget -= chunks[-1][1]
+        for row in view.admissible() if budget > 0 else ():
+            admit.append(row.req_id)
+            chunks.append((row.req_id, min(budget, row.remaining_tokens)))
+            budget -= chunks[-1][1]
+            if budget <= 0:
+                break
+        return Plan(admit, chunks)
+
+
+class PrefillFirst:
+    """Whole prompts up to `token_budget` tokens, a longer one alone; decode rows wait for them (vLLM of 2023)."""
+
+    first_come = True
+
+    def plan(self, view: BatchView) -> Plan:
+        admit: list[int] = []
+        chunks = [(row.req_id, row.remaining_tokens) for row in view.prefilling]
+        tokens = sum(n for _, n in chunks)
+        for row in view.admissible():
+            if chunks and tokens + row.remaining_tokens > view.token_budget:
+                break
+            admit.append(row.req_id)
+            chunks.append((row.req_id, row.remaining_tokens))
+            tokens += row.remaining_tokens
+        return Plan(admit, chunks, decode=not chunks)

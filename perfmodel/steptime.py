@@ -1,0 +1,85 @@
+"""StepTime: when the iterations of one step end, in closed form.
+
+Iteration j of a fixed decode batch takes max over lines (intercept + slope · j) seconds: attention is affine in the context,
+which grows by one token a row; floors, launches and waits for other instances are constant. The sum of n iterations is then a
+sum over the segments of that upper envelope, so a step of a thousand iterations costs as much to price as one.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+
+Line = tuple[float, float]  # (intercept in seconds, slope in seconds per iteration ≥ 0)
+
+
+class StepTime:
+    """Durations of iterations 0, 1, 2, … of a step: `offset_s` + max over `lines`."""
+
+    __slots__ = ("_segments", "offset_s")
+
+    def __init__(self, offset_s: float, lines: Sequence[Line]) -> None:
+        self.offset_s = offset_s
+        self._segments = _envelope(lines)
+
+    def duration_s(self, j: int) -> float:
+        """Seconds of iteration `j` alone."""
+        for segment in reversed(self._segments):
+            if j >= segment[0]:
+                return self.offset_s + segment[1] + segment[2] * j
+        raise AssertionError(j)
+
+    def total_s(self, iterations: int) -> float:
+        """Seconds from the start to the end of iteration `iterations` − 1."""
+        total = 0.0
+        segments = self._segments
+        for i, (first, intercept, slope) in enumerate(segments):
+            end = segments[i + 1][0] if i + 1 < len(segments) else iterations
+            n = min(end, iterations) - first
+            if n <= 0:
+                break
+            total += n * (self.offset_s + intercept + slope * (first + (n - 1) / 2))
+        return total
+
+    def completed(self, elapsed_s: float, limit: int) -> int:
+        """Iterations complete `elapsed_s` after the start, at most `limit`."""
+        done, before, base, growth = 0, 0.0, 0.0, 0.0
+        for i, (first, intercept, slope) in enumerate(self._segments):
+            at_first = self.total_s(first) if i else 0.0
+            if i and at_first > elapsed_s:
+                break
+            done, before = first, at_first
+            base, growth = self.offset_s + intercept + slope * first, slope
+        count = done + _solve(elapsed_s - before, base, growth)
+        while count < limit and self.total_s(count + 1) <= elapsed_s:
+            count += 1
+        while count > 0 and self.total_s(min(count, limit)) > elapsed_s:
+            count -= 1
+        return min(count, limit)
+
+
+def _solve(elapsed_s: float, base_s: float, growth_s: float) -> int:
+    """About the largest n with n·base + growth·n(n−1)/2 ≤ elapsed."""
+    if elapsed_s <= 0 or base_s <= 0:
+        return 0
+    if growth_s <= 0:
+        return int(elapsed_s / base_s)
+    half = base_s - growth_s / 2
+    return int((sqrt(half * half + 2 * growth_s * elapsed_s) - half) / growth_s)
+
+
+def _envelope(lines: Sequence[Line]) -> list[tuple[int, float, float]]:
+    """Upper envelope over j = 0, 1, …: (first j, intercept, slope), slopes rising."""
+    if len(lines) == 1:
+        return [(0, *lines[0])]
+    first, (intercept, slope) = 0, max(lines)
+    segments = [(0, intercept, slope)]
+    while True:
+        steeper = [
+            (max(first + 1, int((intercept - other) / (rise - slope)) + 1), other, rise)
+            for other, rise in lines
+            if rise > slope
+        ]
+        if not steeper:
+            return segments
+        # the next to cross; of those that cross before the same iteration, the one on top there
+        first, intercept, slope = min(steeper, key=lambda s: (s[0], -(s[1] + s[2] * s[0]), -s[2]))
+        segments.append((first, intercept, slope))

@@ -1,0 +1,82 @@
+"""BlockPool: conservation under any sequence of operations, and guards that can fail."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from perfmodel.blocks import BlockPool, Owner
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Random use of one pool, next to a plain dictionary of who holds what."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(20)
+        self.held, self.pinned = [], []
+
+    @rule(n=st.integers(1, 5))
+    def allocate(self, n):
+        if n <= self.pool.free:
+            self.held.append(self.pool.allocate(n))
+
+    @rule(n=st.integers(1, 5))
+    def reserve_and_lend(self, n):
+        if n <= self.pool.free:
+            blocks = self.pool.reserve(n)
+            self.pool.mark_lent(blocks[: n // 2])
+            self.held.append(blocks)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def pin(self, data):
+        blocks = data.draw(st.sampled_from(self.held))
+        self.pool.pin(blocks)
+        self.pinned.append(blocks)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), fence=st.booleans())
+    def release(self, data, fence):
+        blocks = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.pool.release(blocks, fence)
+        if fence:
+            self.pool.drain(blocks)
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def unpin(self, data):
+        self.pool.unpin(self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1))))
+
+    @invariant()
+    def conserved(self):
+        self.pool.check_invariants()
+        held = {b for blocks in self.held for b in blocks}
+        pinned = {b for blocks in self.pinned for b in blocks}
+        assert self.pool.local + self.pool.reserved + self.pool.lent == len(held)
+        assert self.pool.draining == len(pinned - held)
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPool = PoolMachine.TestCase
+
+
+def test_a_block_released_twice_is_caught():
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    pool.release(blocks)
+    with pytest.raises(AssertionError, match="nobody owns it"):
+        pool.release(blocks)
+
+
+def test_a_wrong_owner_is_caught_by_the_invariants():
+    pool = BlockPool(4)
+    (block,) = pool.allocate(1)
+    pool._owner[block] = Owner.LENT
+    with pytest.raises(AssertionError, match="against counters"):
+        pool.check_invariants()
+
+
+def test_more_than_is_free_is_caught():
+    with pytest.raises(AssertionError, match="3 blocks asked for, 2 free"):
+        BlockPool(2).allocate(3)
