@@ -1,0 +1,1 @@
+"""From a YAML configuration to run folders, whoever carries the runs out."""
