@@ -1,0 +1,37 @@
+"""Mooncake traces (kvcache-ai/Mooncake): JSONL, `timestamp` in ms, `hash_ids` of 512-token blocks, chained by prefix."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from traces.chunk import Chunk
+from traces.files import TraceFile
+from traces.jsonl import Row, row_batches
+from traces.options import LoadOptions
+from traces.trace import Account, Objects
+
+BLOCK_TOKENS = 512
+
+
+def read(file: TraceFile, options: LoadOptions, account: Account) -> Iterator[Chunk]:
+    """Times in milliseconds. Raises where the hash list of a row does not cover its input."""
+    for rows in row_batches(file):
+        more = {"prefix_blocks": prefix_blocks(rows, BLOCK_TOKENS)}
+        yield Chunk(np.array([row.number("timestamp") for row in rows]), *lengths(rows), more)
+
+
+def lengths(rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """`input_length` and `output_length` as int64."""
+    inputs = np.array([row.integer("input_length") for row in rows], dtype=np.int64)
+    outputs = np.array([row.integer("output_length") for row in rows], dtype=np.int64)
+    return inputs, outputs
+
+
+def prefix_blocks(rows: list[Row], block_tokens: int) -> Objects:
+    """The checked hash lists, one int64 array per row."""
+    column = np.empty(len(rows), dtype=object)
+    for index, row in enumerate(rows):
+        hashes = row.integers("hash_ids")
+        row.check_cover("hash_ids", row.integer("input_length"), block_tokens)
+        column[index] = np.array(hashes, dtype=np.int64)
+    return column
