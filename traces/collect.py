@@ -16,6 +16,7 @@ from traces.options import LoadOptions
 from traces.trace import Account, Ints, Objects
 
 Column = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
 GRID_TOLERANCE_TICKS = 2.0  # Mooncake's 3 s grid is rounded: 5,999 ms stands for 6,000
 ON_GRID_FRAC = 0.99
 
@@ -80,8 +81,19 @@ class Rows:
         return Rows(time, *lengths, self.source_row[index], self.clock, more)
 
 
-def collect(chunks: Iterator[Chunk], fmt: Format, options: LoadOptions, account: Account) -> Rows:
+@dataclass(frozen=True)
+class Reading:
+    """One file being read: what for, how, and what came of it so far. `where` names the file in errors."""
+
+    where: str
+    fmt: Format
+    options: LoadOptions
+    account: Account
+
+
+def collect(chunks: Iterator[Chunk], reading: Reading) -> Rows:
     """All chunks; drops empty requests (unless kept) and rows that are surely behind the window."""
+    fmt, account = reading.fmt, reading.account
     clock = Clock(None if fmt.tick_s is None else fmt.tick_s * fmt.ticks_per_s)
     parts: dict[str, list[Column]] = {}
     for chunk in chunks:
@@ -91,8 +103,8 @@ def collect(chunks: Iterator[Chunk], fmt: Format, options: LoadOptions, account:
             account.drop(reason, count)
         if chunk.time is not None:
             clock.see(chunk.time)
-        kept = _without_empty(chunk, columns, options, account)
-        kept &= _before_window_end(chunk, kept, clock, fmt, options, account)
+        kept = _without_empty(chunk, columns, reading)
+        kept &= _before_window_end(chunk, kept, clock, reading)
         for name, column in columns.items():
             parts.setdefault(name, []).append(column if kept.all() else column[kept])
     account.inversions = clock.inversions
@@ -109,35 +121,32 @@ def _columns(chunk: Chunk, rows_before: int) -> dict[str, Column]:
     return columns
 
 
-def _without_empty(
-    chunk: Chunk, columns: dict[str, Column], options: LoadOptions, account: Account
-) -> npt.NDArray[np.bool_]:
+def _without_empty(chunk: Chunk, columns: dict[str, Column], reading: Reading) -> Mask:
+    """Rows to keep; where failed ones are kept, `columns` are changed to one token and flagged."""
+    account = reading.account
     no_input, no_output = chunk.input_tokens == 0, chunk.output_tokens == 0
-    empty = no_input | no_output
-    if options.keep_failed:
-        account.change("zero_length_kept_as_1_token", int(np.count_nonzero(empty)))
-        for name in ("input_tokens", "output_tokens"):
-            columns[name] = np.maximum(columns[name], 1)
-        columns["flags"] = with_flag(columns.get("flags"), empty, "failed")
-        return np.ones(len(chunk), dtype=bool)
-    account.drop("zero_input", int(np.count_nonzero(no_input)))
-    account.drop("zero_output", int(np.count_nonzero(no_output & ~no_input)))
-    kept: npt.NDArray[np.bool_] = ~empty
-    return kept
+    empty: Mask = no_input | no_output
+    if not reading.options.keep_failed:
+        account.drop("zero_input", int(np.count_nonzero(no_input)))
+        account.drop("zero_output", int(np.count_nonzero(no_output & ~no_input)))
+        return np.logical_not(empty)
+    account.change("zero_length_kept_as_1_token", int(np.count_nonzero(empty)))
+    for name in ("input_tokens", "output_tokens"):
+        columns[name] = np.maximum(columns[name], 1)
+    columns["flags"] = with_flag(columns.get("flags"), empty, "failed")
+    return np.ones(len(chunk), dtype=bool)
 
 
-def _before_window_end(
-    chunk: Chunk, kept: npt.NDArray[np.bool_], clock: Clock, fmt: Format, options: LoadOptions, account: Account
-) -> npt.NDArray[np.bool_]:
+def _before_window_end(chunk: Chunk, kept: Mask, clock: Clock, reading: Reading) -> Mask:
     """Rows that are not surely late: a later row can only move the origin back, which makes these later still."""
-    if chunk.time is None or options.window_s is None:
+    if chunk.time is None or reading.options.window_s is None:
         return kept
-    inside: npt.NDArray[np.bool_] = (chunk.time - clock.earliest) / fmt.ticks_per_s < options.window_s[1]
-    account.drop("outside_window", int(np.count_nonzero(kept & ~inside)))
+    inside: Mask = (chunk.time - clock.earliest) / reading.fmt.ticks_per_s < reading.options.window_s[1]
+    reading.account.drop("outside_window", int(np.count_nonzero(kept & ~inside)))
     return inside
 
 
-def with_flag(flags: Column | None, where: npt.NDArray[np.bool_], flag: str) -> Objects:
+def with_flag(flags: Column | None, where: Mask, flag: str) -> Objects:
     """`flags` with `flag` added on the rows of a mask; several are joined by `+`."""
     column = np.full(len(where), "", dtype=object) if flags is None else flags.copy()
     column[where] = [f"{old}+{flag}" if old else flag for old in column[where]]

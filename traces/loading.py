@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import InputError, unknown
-from traces.catalogue import READERS, Format
-from traces.collect import Rows, collect
+from traces.catalogue import READERS
+from traces.collect import Reading, Rows, collect
 from traces.files import TraceFile
 from traces.options import LoadOptions
 from traces.progress import progress_over
@@ -26,24 +26,25 @@ def load_trace(name: str, path: str | os.PathLike[str], options: LoadOptions) ->
         raise unknown("trace format", name, READERS)
     if (options.tokenizer is None) == (name == "sharegpt"):
         raise InputError(f"tokenizer: format sharegpt needs a tokenizer.json, others do not take it (format {name})")
-    fmt, account, where = READERS[name], Account(), os.fspath(path)
-    source: dict[str, Any] = {"format": name, "file": Path(where).name}
-    rows = _read(fmt, Path(where), options, account, source)
-    rows = cut_window(rows, fmt, options, account, where)
-    rows = limit_context(rows, options, account, where)
+    reading = Reading(os.fspath(path), READERS[name], options, Account())
+    source: dict[str, Any] = {"format": name, "file": Path(path).name}
+    rows = _read(reading, source)
+    rows = cut_window(rows, reading)
+    rows = limit_context(rows, options, reading.account, reading.where)
     if not len(rows):
-        raise InputError(f"{where}: no request left; {account.line()}")
-    rows, arrival_s = arrivals_of(rows, fmt, options, account, where)
-    return _as_trace(rows, arrival_s, account, source, options)
+        raise InputError(f"{reading.where}: no request left; {reading.account.line()}")
+    rows, arrival_s = arrivals_of(rows, reading)
+    return _as_trace(rows, arrival_s, reading.account, source, options)
 
 
-def _read(fmt: Format, path: Path, options: LoadOptions, account: Account, source: dict[str, Any]) -> Rows:
-    module = importlib.import_module(f"traces.formats.{fmt.module}")
-    if fmt.is_folder:
-        return collect(module.read_folder(path, options, source, account), fmt, options, account)
-    file = TraceFile(path)
+def _read(reading: Reading, source: dict[str, Any]) -> Rows:
+    """All rows of the file; `source` gets its hash."""
+    module = importlib.import_module(f"traces.formats.{reading.fmt.module}")
+    if reading.fmt.is_folder:
+        return collect(module.read_folder(Path(reading.where), reading.options, source, reading.account), reading)
+    file = TraceFile(Path(reading.where))
     with progress_over(file):
-        rows = collect(module.read(file, options, account), fmt, options, account)
+        rows = collect(module.read(file, reading.options, reading.account), reading)
     source["sha256"] = file.sha256
     return rows
 
@@ -55,7 +56,7 @@ def _as_trace(rows: Rows, arrival_s: Floats, account: Account, source: dict[str,
     if "prefix_blocks" in more:
         block_tokens = BLOCK_TOKENS.get(source["format"], block_tokens)
         account.notes.append("prefix hashes are not used")
-    source_row = more.pop("source_row", rows.source_row)
+    source_row = more.pop("origin_row", rows.source_row)
     ids = with_int_ids(more.pop("ids")) if "ids" in more else source_row
     account.kept = len(rows)
     lengths = rows.input_tokens.astype(np.int64), rows.output_tokens.astype(np.int64)

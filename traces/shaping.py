@@ -7,23 +7,22 @@ import numpy.typing as npt
 
 from perfmodel.errors import InputError
 from traces.arrivals import unit_arrivals
-from traces.catalogue import Format
-from traces.collect import Rows, with_flag
+from traces.collect import Mask, Reading, Rows, with_flag
 from traces.options import GenerateOptions, LoadOptions
 from traces.seeds import stream
 from traces.trace import Account, Floats
 
 
-def cut_window(rows: Rows, fmt: Format, options: LoadOptions, account: Account, where: str) -> Rows:
+def cut_window(rows: Rows, reading: Reading) -> Rows:
     """Rows whose time after the file's earliest lies in [a, b)."""
-    if options.window_s is None:
+    if reading.options.window_s is None:
         return rows
     if rows.time is None:
-        raise InputError(f"{where}: window_s needs times, the file has none")
-    begin_s, end_s = options.window_s
-    since_s = (rows.time - rows.clock.earliest) / fmt.ticks_per_s
+        raise InputError(f"{reading.where}: window_s needs times, the file has none")
+    begin_s, end_s = reading.options.window_s
+    since_s = (rows.time - rows.clock.earliest) / reading.fmt.ticks_per_s
     inside = (since_s >= begin_s) & (since_s < end_s)
-    account.drop("outside_window", len(rows) - int(np.count_nonzero(inside)))
+    reading.account.drop("outside_window", len(rows) - int(np.count_nonzero(inside)))
     return rows.take(inside)
 
 
@@ -44,7 +43,7 @@ def limit_context(rows: Rows, options: LoadOptions | GenerateOptions, account: A
     return _clip_input(rows, over, limit, account)
 
 
-def _too_long(rows: Rows, over: npt.NDArray[np.bool_], limit: int, where: str) -> InputError:
+def _too_long(rows: Rows, over: Mask, limit: int, where: str) -> InputError:
     row = int(np.argmax(over))
     return InputError(
         f"{where}, row {rows.source_row[row]}: {rows.input_tokens[row]} + {rows.output_tokens[row]} tokens are more than "
@@ -52,7 +51,7 @@ def _too_long(rows: Rows, over: npt.NDArray[np.bool_], limit: int, where: str) -
     )
 
 
-def _clip_input(rows: Rows, over: npt.NDArray[np.bool_], limit: int, account: Account) -> Rows:
+def _clip_input(rows: Rows, over: Mask, limit: int, account: Account) -> Rows:
     hopeless = rows.output_tokens >= limit
     account.drop("output_over_limit", int(np.count_nonzero(hopeless)))
     clipped = over & ~hopeless
@@ -62,55 +61,54 @@ def _clip_input(rows: Rows, over: npt.NDArray[np.bool_], limit: int, account: Ac
     return Rows(rows.time, inputs, rows.output_tokens, rows.source_row, rows.clock, more).take(~hopeless)
 
 
-def arrivals_of(rows: Rows, fmt: Format, options: LoadOptions, account: Account, where: str) -> tuple[Rows, Floats]:
+def arrivals_of(rows: Rows, reading: Reading) -> tuple[Rows, Floats]:
     """Rows in order of arrival, at most `num_requests` of them, and their arrivals in seconds, the first at 0."""
     if rows.time is None:
-        rows = _first(rows, options, account)
-        return rows, _without_times(len(rows), options, account)
-    arrival_s: Floats = (rows.time - rows.time.min()) / fmt.ticks_per_s
-    arrival_s = _jittered(arrival_s, rows, fmt, options, account, where)
+        rows = _first(rows, reading)
+        return rows, _without_times(len(rows), reading)
+    arrival_s: Floats = (rows.time - rows.time.min()) / reading.fmt.ticks_per_s
+    arrival_s = _jittered(arrival_s, rows, reading)
     if np.any(arrival_s[1:] < arrival_s[:-1]):
         order = np.argsort(arrival_s, kind="stable")
         rows, arrival_s = rows.take(order), arrival_s[order]
-    rows = _first(rows, options, account)
+    rows = _first(rows, reading)
     arrival_s = arrival_s[: len(rows)]
     if arrival_s[0] != 0.0:
         arrival_s = arrival_s - arrival_s[0]
-    return rows, _at_rate(arrival_s, options.rate_rps, where)
+    return rows, _at_rate(arrival_s, reading.options.rate_rps, reading.where)
 
 
-def _first(rows: Rows, options: LoadOptions, account: Account) -> Rows:
-    if options.num_requests is None or options.num_requests >= len(rows):
+def _first(rows: Rows, reading: Reading) -> Rows:
+    num_requests = reading.options.num_requests
+    if num_requests is None or num_requests >= len(rows):
         return rows
-    account.drop("beyond_num_requests", len(rows) - options.num_requests)
-    return rows.take(np.arange(options.num_requests))
+    reading.account.drop("beyond_num_requests", len(rows) - num_requests)
+    return rows.take(np.arange(num_requests))
 
 
-def _without_times(num_requests: int, options: LoadOptions, account: Account) -> Floats:
+def _without_times(num_requests: int, reading: Reading) -> Floats:
+    options, notes = reading.options, reading.account.notes
     if options.jitter:
-        raise InputError("jitter: the file has no times")
+        raise InputError(f"{reading.where}: jitter spreads times, the file has none")
     if options.rate_rps is None:
-        account.notes.append("the file has no times: all requests arrive at 0")
+        notes.append("the file has no times: all requests arrive at 0")
         return np.zeros(num_requests)
-    account.notes.append(f"the file has no times: Poisson arrivals at {options.rate_rps:g}/s, seed {options.seed}")
+    notes.append(f"the file has no times: Poisson arrivals at {options.rate_rps:g}/s, seed {options.seed}")
     return unit_arrivals(num_requests, 1.0, options.seed) / options.rate_rps
 
 
-def _jittered(arrival_s: Floats, rows: Rows, fmt: Format, options: LoadOptions, account: Account, where: str) -> Floats:
-    """Arrivals moved to a uniform place within their step of a coarse clock; says in the account which it is."""
-    if not rows.clock.is_coarse:
+def _jittered(arrival_s: Floats, rows: Rows, reading: Reading) -> Floats:
+    """Arrivals moved to a uniform place within their step of a coarse clock; the account says which it is."""
+    tick_s, options, notes = reading.fmt.tick_s, reading.options, reading.account.notes
+    if tick_s is None or not rows.clock.is_coarse:
         if options.jitter:
-            raise InputError(
-                f"{where}: jitter spreads arrivals within the step of a coarse clock; this file's clock is not coarse"
-            )
+            raise InputError(f"{reading.where}: jitter is for a coarse clock, and this file's is not one")
         return arrival_s
-    assert fmt.tick_s is not None
-    grid = f"arrivals lie on a {fmt.tick_s:g} s grid"
     if not options.jitter:
-        account.notes.append(f"{grid}: as is")
+        notes.append(f"arrivals lie on a {tick_s:g} s grid: as is")
         return arrival_s
-    account.notes.append(f"{grid}: jittered within it, seed {options.seed}")
-    jittered: Floats = arrival_s + stream(options.seed, "jitter").uniform(0.0, fmt.tick_s, len(arrival_s))
+    notes.append(f"arrivals lie on a {tick_s:g} s grid: jittered within it, seed {options.seed}")
+    jittered: Floats = arrival_s + stream(options.seed, "jitter").uniform(0.0, tick_s, len(arrival_s))
     return jittered
 
 

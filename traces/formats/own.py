@@ -19,6 +19,7 @@ from traces.trace import Account, Objects
 
 NEEDED = ("arrival_s", "input_tokens", "output_tokens")
 WHOLE = ("session", "turn", "block_tokens", "source_row", "users")
+RENAMED = {"source_row": "origin_row"}  # the row here is another one
 OPTIONAL = ("id", "flags", "prefix_blocks", "think_s", *WHOLE)
 BATCH_ROWS = 1 << 18
 MAX_WHOLE = 2**63 - 1
@@ -28,7 +29,7 @@ def read(file: TraceFile, options: LoadOptions, account: Account) -> Iterator[Ch
     """Times in seconds."""
     for block in parquet_blocks(file) if is_parquet(file) else csv_blocks(file, NEEDED, OPTIONAL):
         more: dict[str, npt.NDArray[Any]] = {
-            name: block.integers(name, high=MAX_WHOLE) for name in WHOLE if block.has(name)
+            RENAMED.get(name, name): block.integers(name, high=MAX_WHOLE) for name in WHOLE if block.has(name)
         }
         if block.has("id"):
             more["ids"] = np.array(block.texts("id"), dtype=object)

@@ -1,12 +1,12 @@
 """ServeGen (alibaba/ServeGen): a folder of clients, from which requests are drawn.
 
-`chunk-K-trace.csv`, no header: `t0, rate, cv, pattern, shape, scale`, one line per window of gaps (600 s); `pattern` is Gamma,
-Weibull or empty (idle). `chunk-K-dataset.json`: start second → `{"input_tokens", "output_tokens"}`, each a string
+`chunk-K-trace.csv`, no header: `t0, rate, cv, pattern, shape, scale`, one line per window of gaps (600 s); `pattern` is
+Gamma, Weibull or empty (idle). `chunk-K-dataset.json`: start second → `{"input_tokens", "output_tokens"}`, each a string
 that spells a Python dict of length → share; a window takes the latest one that is not empty.
 
-A window offers round(rate × length) requests, which is the count the file was fitted to: gaps of the client's shape are drawn and
-stretched to fill it. The fitted scale is not used, since for bursty windows it contradicts the rate. Input and output are drawn
-independently, as the file has only their marginals; clients have streams of their own.
+A window offers round(rate × length) requests, which is the count the file was fitted to: gaps of the client's shape are drawn
+and stretched to fill it. The fitted scale is not used, since for bursty windows it contradicts the rate. Input and output are
+drawn independently, as the file has only their marginals; clients have streams of their own.
 """
 
 import ast

@@ -9,7 +9,8 @@ from perfmodel.errors import InputError, unknown
 from traces.arrivals import arrivals_for
 from traces.catalogue import GENERATORS
 from traces.collect import Clock, Rows
-from traces.generators import context, empirical
+from traces.generators.context import draw_context, draw_output, fixed_lengths
+from traces.generators.empirical import draw_pairs
 from traces.options import GenerateOptions
 from traces.shaping import limit_context
 from traces.trace import Account, Ints, Trace
@@ -47,9 +48,9 @@ def generate_trace(name: str, options: GenerateOptions) -> Trace:
 def _lengths(name: str, options: GenerateOptions, account: Account) -> tuple[Ints, Ints, float | None]:
     """Input and output tokens, and the recorded rate of a generator that has one."""
     if name.startswith("empirical-"):
-        return empirical.draw(name.removeprefix("empirical-"), options, account)
+        return draw_pairs(name.removeprefix("empirical-"), options, account)
     if name == "fixed":
-        return (*context.fixed_lengths(options), None)
-    context_tokens = context.draw_context(name, options, account)
-    outputs = context.draw_output(context_tokens, options)
+        return (*fixed_lengths(options), None)
+    context_tokens = draw_context(name, options, account)
+    outputs = draw_output(context_tokens, options)
     return context_tokens - outputs, outputs, None

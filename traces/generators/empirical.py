@@ -51,7 +51,7 @@ def table(name: str) -> JointTable:
     return JointTable(probabilities, inputs, outputs, counts / counts.sum(), raw["rate_rps"], raw["source"])
 
 
-def draw(name: str, options: GenerateOptions, account: Account) -> tuple[Ints, Ints, float]:
+def draw_pairs(name: str, options: GenerateOptions, account: Account) -> tuple[Ints, Ints, float]:
     """Input tokens, output tokens, and the mean rate of the recorded trace."""
     if options.output is not None:
         raise InputError(f"output: generator empirical-{name} draws its own output lengths ({options.output})")
