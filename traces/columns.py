@@ -120,21 +120,19 @@ def _cast_fails(array: pa.Array, kind: pa.DataType) -> bool:
 
 def csv_blocks(file: TraceFile, needed: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Block]:
     """The named columns of a CSV file with a header (any case, any order, other columns ignored)."""
-    header: list[str] | None = None
+    header: list[str] = []
     for first_line, data in file.blocks():
         line, body = first_line, data
-        if header is None:
-            line, header, body = _take_header(file, first_line, data)
-            names = match_columns(
-                f"{file.path}, line {line - 1}" if header else str(file.path), header, needed, optional
-            )
+        if not header:
+            line, header, body = _take_header(first_line, data)
+            names = match_columns(file.where(line - 1), header, needed, optional) if header else {}
         if body.strip():
             yield _parse_block(file, line, body, header, names)
     if not header:
         raise InputError(f"{file.path}: is empty")
 
 
-def _take_header(file: TraceFile, line: int, data: bytes) -> tuple[int, list[str], bytes]:
+def _take_header(line: int, data: bytes) -> tuple[int, list[str], bytes]:
     """`(line after the header, column names, what follows)`; blank lines before the header are skipped."""
     while data:
         text, _, data = data.partition(b"\n")

@@ -12,7 +12,7 @@ import numpy as np
 from perfmodel.errors import InputError
 from traces.trace import Floats
 
-_NORMAL = NormalDist()
+_INVERSE_NORMAL = NormalDist().inv_cdf
 TOLERANCE_FRAC = 1e-6
 
 
@@ -34,15 +34,13 @@ class TruncatedLogNormal:
     @property
     def mass(self) -> float:
         """Share of the log-normal that lies within the limits."""
-        low, high = self._bounds
-        return _NORMAL.cdf(high) - _NORMAL.cdf(low)
+        return _normal_mass(*self._bounds)
 
     def moment(self, order: int) -> float:
         """E[x^order] = exp(k mu + k² sigma²/2) · (Φ(b − k sigma) − Φ(a − k sigma)) / (Φ(b) − Φ(a))."""
         low, high = self._bounds
         shift = order * self.sigma
-        shifted = _NORMAL.cdf(high - shift) - _NORMAL.cdf(low - shift)
-        return math.exp(order * self.mu + 0.5 * shift**2) * shifted / self.mass
+        return math.exp(order * self.mu + 0.5 * shift**2) * _normal_mass(low - shift, high - shift) / self.mass
 
     @property
     def mean(self) -> float:
@@ -54,10 +52,17 @@ class TruncatedLogNormal:
 
     def quantile(self, uniform: Floats) -> Floats:
         """x at which the distribution function is `uniform` in [0, 1)."""
-        low, high = (_NORMAL.cdf(bound) for bound in self._bounds)
-        share = np.clip(low + uniform * (high - low), 1e-300, 1.0 - 1e-16)
-        normal = np.fromiter(map(_NORMAL.inv_cdf, share.tolist()), dtype=np.float64, count=len(uniform))
+        below = _normal_mass(-math.inf, self._bounds[0])
+        share = np.clip(below + uniform * self.mass, 1e-300, 1.0 - 1e-16)
+        normal = np.fromiter(map(_INVERSE_NORMAL, share.tolist()), dtype=np.float64, count=len(uniform))
         return np.clip(np.exp(self.mu + self.sigma * normal), self.min_tokens, self.max_tokens)
+
+
+def _normal_mass(low: float, high: float) -> float:
+    """Standard normal probability of [low, high], to full relative precision in the tails."""
+    if low > 0:
+        low, high = -high, -low
+    return 0.5 * (math.erfc(-high / math.sqrt(2)) - math.erfc(-low / math.sqrt(2)))
 
 
 @dataclass(frozen=True)

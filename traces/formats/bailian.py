@@ -11,7 +11,7 @@ import numpy as np
 
 from traces.chunk import Chunk
 from traces.files import TraceFile
-from traces.formats.mooncake import lengths, prefix_blocks
+from traces.formats.mooncake import lengths, prefix_blocks, times
 from traces.jsonl import Row, row_batches
 from traces.options import LoadOptions
 from traces.trace import Account, Ints
@@ -25,13 +25,14 @@ def read(file: TraceFile, options: LoadOptions, account: Account) -> Iterator[Ch
     """Times in seconds."""
     conversations = Conversations()
     for rows in row_batches(file):
+        time, (inputs, outputs) = times(rows), lengths(rows)
         more = {
             "ids": np.array([row.integer("chat_id", high=MAX_ID) for row in rows], dtype=np.int64),
             "session": conversations.sessions(rows),
             "turn": np.array([row.integer("turn") for row in rows], dtype=np.int64),
             "prefix_blocks": prefix_blocks(rows, BLOCK_TOKENS),
         }
-        yield Chunk(np.array([row.number("timestamp") for row in rows]), *lengths(rows), more)
+        yield Chunk(time, inputs, outputs, more)
     if conversations.num_orphans:
         account.notes.append(f"{conversations.num_orphans} turns follow a parent that is not in the file")
 

@@ -8,7 +8,7 @@ from traces.chunk import Chunk
 from traces.files import TraceFile
 from traces.jsonl import Row, row_batches
 from traces.options import LoadOptions
-from traces.trace import Account, Objects
+from traces.trace import Account, Floats, Ints, Objects
 
 BLOCK_TOKENS = 512
 
@@ -16,11 +16,15 @@ BLOCK_TOKENS = 512
 def read(file: TraceFile, options: LoadOptions, account: Account) -> Iterator[Chunk]:
     """Times in milliseconds. Raises where the hash list of a row does not cover its input."""
     for rows in row_batches(file):
-        more = {"prefix_blocks": prefix_blocks(rows, BLOCK_TOKENS)}
-        yield Chunk(np.array([row.number("timestamp") for row in rows]), *lengths(rows), more)
+        yield Chunk(times(rows), *lengths(rows), {"prefix_blocks": prefix_blocks(rows, BLOCK_TOKENS)})
 
 
-def lengths(rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
+def times(rows: list[Row]) -> Floats:
+    """`timestamp` in the format's unit."""
+    return np.array([row.number("timestamp") for row in rows])
+
+
+def lengths(rows: list[Row]) -> tuple[Ints, Ints]:
     """`input_length` and `output_length` as int64."""
     inputs = np.array([row.integer("input_length") for row in rows], dtype=np.int64)
     outputs = np.array([row.integer("output_length") for row in rows], dtype=np.int64)

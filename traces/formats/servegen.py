@@ -10,9 +10,9 @@ drawn independently, as the file has only their marginals; clients have streams 
 """
 
 import ast
-import csv
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from traces.seeds import stream
 from traces.trace import Account, Floats, Ints
 
 LAST_WINDOW_S = 600.0
+MAX_REQUESTS = 100_000_000
 PATTERNS = ("Gamma", "Weibull")
 
 
@@ -80,34 +81,42 @@ class Client:
 
 
 def read_folder(path: Path, options: LoadOptions, source: dict[str, Any], account: Account) -> Iterator[Chunk]:
-    """One chunk per client; times in seconds of its day."""
+    """All requests of the day in order of arrival, in seconds from its beginning; the session is the client's number."""
     clients = read_clients(path, source)
     account.notes.append(f"drawn from {len(clients)} ServeGen clients, seed {options.seed}")
-    for client in clients:
-        rng = stream(options.seed, "client", client.number)
-        for window in client.windows:
-            inputs, outputs = client.lengths_at(window.begin_s)
-            time = window.arrivals(rng)
-            uniforms = rng.random((2, window.num_requests))
-            session = np.full(window.num_requests, client.number, dtype=np.int64)
-            yield Chunk(time, inputs.draw(uniforms[0]), outputs.draw(uniforms[1]), {"session": session})
+    drawn = [part for client in clients for part in draw_client(client, options.seed)]
+    if drawn:
+        time, inputs, outputs, session = (np.concatenate(column) for column in zip(*drawn, strict=True))
+        order = np.argsort(time, kind="stable")
+        yield Chunk(time[order], inputs[order], outputs[order], {"session": session[order]})
+
+
+def draw_client(client: Client, seed: int) -> Iterator[tuple[Floats, Ints, Ints, Ints]]:
+    """Times, input tokens, output tokens and client number of the requests of each window."""
+    rng = stream(seed, "client", client.number)
+    for window in client.windows:
+        inputs, outputs = client.lengths_at(window.begin_s)
+        time = window.arrivals(rng)
+        uniforms = rng.random((2, window.num_requests))
+        session = np.full(window.num_requests, client.number, dtype=np.int64)
+        yield time, inputs.draw(uniforms[0]), outputs.draw(uniforms[1]), session
 
 
 def read_clients(path: Path, source: dict[str, Any]) -> list[Client]:
     """Every client of the folder; `source` gets the hash over all files."""
     if not path.is_dir():
         raise InputError(f"{path}: format servegen needs a folder with chunk-*-trace.csv")
-    numbers = sorted(int(file.name.split("-")[1]) for file in path.glob("chunk-*-trace.csv") if _number_of(file))
+    found = (re.fullmatch(r"chunk-(\d{1,9})-trace\.csv", file.name) for file in path.iterdir())
+    numbers = sorted({int(match[1]) for match in found if match})
     if not numbers:
         raise InputError(f"{path}: no file chunk-*-trace.csv")
     digest = hashlib.sha256()
     clients = [_read_client(path, number, digest) for number in numbers]
     source["sha256"] = digest.hexdigest()
+    num_requests = sum(window.num_requests for client in clients for window in client.windows)
+    if num_requests > MAX_REQUESTS:
+        raise InputError(f"{path}: the rates ask for {num_requests:,} requests, at most {MAX_REQUESTS:,} are drawn")
     return clients
-
-
-def _number_of(file: Path) -> bool:
-    return file.name.split("-")[1].isdecimal()
 
 
 def _read_client(path: Path, number: int, digest: Any) -> Client:
@@ -125,6 +134,8 @@ def _read_windows(file: TraceFile) -> list[Window]:
         for line, text in enumerate(data.decode("utf-8").split("\n"), first_line):
             if text.strip():
                 rows.append(_window_row(file.where(line), text))
+    if not rows:
+        raise InputError(f"{file.path}: is empty")
     starts = [row[0] for row in rows]
     if sorted(set(starts)) != starts:
         raise InputError(f"{file.path}: window starts do not ascend")
@@ -137,7 +148,7 @@ def _read_windows(file: TraceFile) -> list[Window]:
 
 
 def _window_row(where: str, text: str) -> tuple[float, float, str, float]:
-    fields = [field.strip() for field in next(csv.reader([text]))]
+    fields = [field.strip() for field in text.split(",")]
     if len(fields) != 6:
         raise InputError(f"{where}: {len(fields)} fields, t0,rate,cv,pattern,shape,scale are needed")
     numbers = []
@@ -164,7 +175,16 @@ def _read_lengths(file: TraceFile) -> list[tuple[float, Lengths, Lengths]]:
             (float(key), _lengths(value["input_tokens"]), _lengths(value["output_tokens"]))
             for key, value in tables.items()
         ]
-    except (ValueError, TypeError, KeyError, AttributeError, SyntaxError, RecursionError, MemoryError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
         raise InputError(f"{file.path}: not ServeGen length tables ({reason})") from None
     return sorted(((start, a, b) for start, a, b in pairs if a is not None and b is not None), key=lambda pair: pair[0])
@@ -175,8 +195,9 @@ def _lengths(text: str) -> Lengths | None:
     shares = ast.literal_eval(text)
     if not shares:
         return None
-    tokens = np.array(list(shares), dtype=np.int64)
     weights = np.array(list(shares.values()), dtype=np.float64)
-    if tokens.min() < 0 or tokens.max() > MAX_TOKENS or not np.all(weights >= 0) or not 0 < weights.sum() < np.inf:
-        raise ValueError("lengths and shares must not be negative, and shares must not all be 0")
-    return Lengths(tokens, np.cumsum(weights))
+    if not all(type(key) is int and 0 <= key <= MAX_TOKENS for key in shares):
+        raise ValueError(f"a length is not a whole number from 0 to {MAX_TOKENS}")
+    if not np.all(weights >= 0) or not 0 < weights.sum() < np.inf:
+        raise ValueError("a share is negative or not finite, or all are 0")
+    return Lengths(np.array(list(shares), dtype=np.int64), np.cumsum(weights))
