@@ -162,16 +162,32 @@ class CostModel:
 
     # --- MicroAttention for others ----------------------------------------------------------------------------
 
-    def micro_attention_s(self, rows: int, kv_tokens: float) -> float:
-        """MA served for `rows` decode rows of others over `kv_tokens` KV tokens in all; all layers.
+    def micro_attention_terms(self, rows: int) -> tuple[float, float, float]:
+        """(floor_s, base_s, s_per_token) of MA for `rows` > 0 decode rows of others; all layers.
 
         The decode attention's law, plus reading the queries and writing the partial states (fp32).
         """
-        if rows == 0:
-            return 0.0
+        floor_s, base_s, s_per_token = self.decode_attention_terms(rows)
         wire_bytes = (self.query_bytes(rows) + self.partial_bytes(rows)) / self.instance.tensor_parallel
-        state_s = self.instance.model.num_layers * wire_bytes / self.instance.gpu.memory_bytes_per_s
-        return self.decode_attention_s(rows, kv_tokens) + state_s * self.scale["decode_attention"]
+        layers = self.instance.model.num_layers * self.scale["decode_attention"]
+        state_s = layers * wire_bytes / self.instance.gpu.memory_bytes_per_s
+        return floor_s + state_s, base_s + state_s, s_per_token
+
+    def micro_attention_terms(self, rows: int) -> tuple[float, float, float]:
+        """(floor_s, base_s, s_per_token) of MA served for `rows` decode rows of others; all layers.
+
+        The decode attention's law, plus reading the queries and writing the partial states (fp32).
+        """
+        floor_s, base_s, s_per_token = self.decode_attention_terms(rows)
+        num_bytes = (self.query_bytes(rows) + self.partial_bytes(rows)) / self.instance.tensor_parallel
+        state_s = self.instance.model.num_layers * num_bytes / self.instance.gpu.memory_bytes_per_s
+        state_s *= self.scale["decode_attention"]
+        return floor_s + state_s, base_s + state_s, s_per_token
+
+    def micro_attention_s(self, rows: int, kv_tokens: float) -> float:
+        """MA served for `rows` decode rows of others over `kv_tokens` KV tokens in all; all layers."""
+        floor_s, base_s, s_per_token = self.micro_attention_terms(rows)
+        return max(floor_s, base_s + s_per_token * kv_tokens)
 
     def prefill_micro_attention_s(self, query_tokens: int, kv_tokens: int) -> float:
         """MA of a chunk's queries on a remote prefix: no mask; all layers."""
