@@ -163,17 +163,6 @@ class CostModel:
     # --- MicroAttention for others ----------------------------------------------------------------------------
 
     def micro_attention_terms(self, rows: int) -> tuple[float, float, float]:
-        """(floor_s, base_s, s_per_token) of MA for `rows` > 0 decode rows of others; all layers.
-
-        The decode attention's law, plus reading the queries and writing the partial states (fp32).
-        """
-        floor_s, base_s, s_per_token = self.decode_attention_terms(rows)
-        wire_bytes = (self.query_bytes(rows) + self.partial_bytes(rows)) / self.instance.tensor_parallel
-        layers = self.instance.model.num_layers * self.scale["decode_attention"]
-        state_s = layers * wire_bytes / self.instance.gpu.memory_bytes_per_s
-        return floor_s + state_s, base_s + state_s, s_per_token
-
-    def micro_attention_terms(self, rows: int) -> tuple[float, float, float]:
         """(floor_s, base_s, s_per_token) of MA served for `rows` decode rows of others; all layers.
 
         The decode attention's law, plus reading the queries and writing the partial states (fp32).
