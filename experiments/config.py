@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+import traces
+
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Frac = Annotated[float, Field(ge=0, le=1)]
@@ -128,10 +130,13 @@ class TraceWorkload(Strict):
     """keep rows without input or output (dropped and counted by default)"""
 
     @model_validator(mode="after")
-    def check_window(self) -> Self:
-        if self.window_s and self.window_s[0] >= self.window_s[1]:
-            raise ValueError(f"window_s {self.window_s} is empty: [start, end) with start < end")
+    def check(self) -> Self:
+        self.options(seed=0)
         return self
+
+    def options(self, seed: int) -> traces.LoadOptions:
+        """As the loader takes them. Raises InputError for values that do not go together."""
+        return traces.LoadOptions(seed=seed, **self.model_dump(exclude={"trace", "path"}))
 
 
 class GeneratorWorkload(Strict):
@@ -142,27 +147,39 @@ class GeneratorWorkload(Strict):
     generator does not draw its own outputs"""
     num_requests: PositiveInt = 2000
     """number of requests"""
-    arrivals: Literal["poisson", "gamma", "closed", "saturated"] = "poisson"
+    params: dict[str, Any] = Field(default_factory=dict)
+    """the generator's own parameters, e.g. {input_tokens: 512, output_tokens: 128} of fixed"""
+    arrivals: Literal["poisson", "gamma", "piecewise", "ramp", "diurnal", "closed", "saturated"] = "poisson"
     """arrival process; saturated: everything at time 0; closed: users who wait for their answers"""
     rate_rps: Positive | None = None
-    """mean arrival rate of poisson and gamma. null: the recorded one of an empirical generator"""
+    """mean arrival rate of all but closed and saturated. null: the recorded one of an empirical generator"""
     cv: Positive = 1.0
     """coefficient of variation of the gaps of gamma"""
+    profile: list[list[NonNegative]] | None = None
+    """steps of piecewise: [[start_s, share of rate_rps], ...]"""
+    period_s: Positive = 86400.0
+    """length of a ramp, period of diurnal"""
+    depth: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    """how far ramp and diurnal fall below rate_rps"""
     users: PositiveInt | None = None
     """number of users of closed"""
-    think_s: NonNegative | None = None
-    """mean pause of a user between an answer and the next request of closed; null: none"""
+    think_s: NonNegative = 0.0
+    """mean pause of a user between an answer and the next request of closed"""
+    think_cv: NonNegative = 1.0
+    """coefficient of variation of think_s; 0: constant"""
+    max_context_tokens: PositiveInt | None = None
+    """longest input + output; null: no limit but the pool"""
+    over_long: Literal["error", "drop", "clip_input"] = "error"
+    """what to do with a longer request"""
 
     @model_validator(mode="after")
-    def check_arrivals(self) -> Self:
-        if self.arrivals == "closed" and self.users is None:
-            raise ValueError("arrivals: closed needs users")
-        for key in ("users", "think_s"):
-            if self.arrivals != "closed" and getattr(self, key) is not None:
-                raise ValueError(f"{key} has no meaning with arrivals: {self.arrivals} (only with closed)")
-        if self.arrivals == "poisson" and self.cv != 1.0:
-            raise ValueError(f"cv {self.cv:g} has no meaning with arrivals: poisson (only with gamma)")
+    def check(self) -> Self:
+        self.options(seed=0)
         return self
+
+    def options(self, seed: int) -> traces.GenerateOptions:
+        """As the generator takes them. Raises InputError for values that do not go together."""
+        return traces.GenerateOptions(seed=seed, **self.model_dump(exclude={"generator"}))
 
 
 def workload_kind(value: Any) -> str:

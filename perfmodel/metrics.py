@@ -160,9 +160,14 @@ def median_latency_s(requests: Requests) -> float:
 
 def within_slo(requests: Requests, slo: Slo) -> Bools:
     """Finished with TTFT and TPOT (where defined) inside their limits."""
+    ttft_late, tpot_late = beyond_slo(requests, slo)
+    return requests.finished & ~ttft_late & ~tpot_late
+
+
+def beyond_slo(requests: Requests, slo: Slo) -> tuple[Bools, Bools]:
+    """(TTFT late, TPOT late). What is undefined is not late: one token has no gap to be late in."""
     allowance_s = slo.ttft_s + slo.ttft_s_per_1k_tokens * requests.input_tokens / 1000
-    slow = requests.tpot_s > slo.tpot_s  # nan compares false: one token has no gap to be late in
-    return requests.finished & (requests.ttft_s <= allowance_s) & ~slow
+    return requests.ttft_s > allowance_s, requests.tpot_s > slo.tpot_s
 
 
 def counts(result: RunResult, requests: Requests) -> dict[str, Any]:

@@ -1,0 +1,160 @@
+"""Pictures of a sweep: latency against throughput, and who lends KV blocks to whom over time."""
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.plotstyle import BLUE, GREY, RED, log_scale, looks, new_figure, save, styled
+from experiments.points import Point, points_of
+from experiments.sweepfile import label
+
+if TYPE_CHECKING:
+    from experiments.capacity import Found
+    from experiments.runs import Runs
+
+LATENCY_PANELS = (  # title, median, 99th percentile, limit
+    ("Time to first token", "ttft_s_p50", "ttft_s_p99", "ttft_s"),
+    ("Time per output token", "tpot_s_p50", "tpot_s_p99", "tpot_s"),
+)
+
+
+def draw_sweep(runs: "Runs") -> list[Path]:
+    """All pictures of a sweep's folder; none where every run failed."""
+    points = points_of(runs.manifests)
+    paths = save(throughput_latency(points), runs.folder / "throughput-latency") if points else []
+    ledger = busiest_ledger(runs)
+    if ledger is not None:
+        paths += save(ledger_picture(*ledger), runs.folder / "ledger")
+    return paths
+
+
+@styled
+def throughput_latency(points: Sequence[Point]) -> Figure:
+    """A row a scenario: TTFT and TPOT (median and p99) against output tok/s, and goodput against the load."""
+    scenarios = list(dict.fromkeys(point.scenario for point in points))
+    contenders = list(dict.fromkeys(point.contender for point in points))
+    loads = sorted({point.load for point in points if point.load is not None})
+    figure, grid = new_figure(len(scenarios), 3)
+    styles = looks(contenders)
+    for scenario, row in zip(scenarios, grid, strict=True):
+        for contender in contenders:
+            line = [p for p in points if p.scenario == scenario and p.contender == contender]
+            if line:
+                draw_contender(row, line, styles[contender], bool(loads))
+        finish_row(row, [p for p in points if p.scenario == scenario], scenario, loads)
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    return figure
+
+
+def draw_contender(row: Sequence[Axes], line: Sequence[Point], style: dict[str, Any], has_load: bool) -> None:
+    """One contender's points, in order of the load, on the three panels."""
+    name = line[0].contender
+    for axes, (_, median, p99, _) in zip(row, LATENCY_PANELS, strict=False):
+        draw_line(axes, line, "output_tok_per_s", median, style | {"label": f"{name}, median"})
+        draw_line(axes, line, "output_tok_per_s", p99, style | {"label": f"{name}, p99", "ls": "--", "mfc": "white"})
+    draw_line(row[2], line, "load" if has_load else "output_tok_per_s", "goodput_rps", style)
+
+
+def draw_line(axes: Axes, line: Sequence[Point], x: str, y: str, style: dict[str, Any]) -> None:
+    """Means over replicates, with bars for their 95 % intervals."""
+    xs = [float(p.load or 0.0) if x == "load" else p.mean(x) for p in line]
+    ys, widths = [p.mean(y) for p in line], [p.half_width(y) for p in line]
+    if any(isfinite(width) for width in widths):
+        axes.errorbar(xs, ys, yerr=np.nan_to_num(widths), capsize=2, **style)
+    else:
+        axes.plot(xs, ys, **style)
+
+
+def finish_row(row: Sequence[Axes], points: Sequence[Point], scenario: str, loads: Sequence[float]) -> None:
+    """Scales, limits and labels of one scenario's panels."""
+    slo = points[0].manifests[0]["config"]["slo"]
+    for axes, (title, _, _, limit) in zip(row, LATENCY_PANELS, strict=False):
+        axes.set(title=title, xlabel="output tokens per s", ylabel="seconds", xlim=(0, None))
+        log_scale(axes)
+        at_least = " and more for long prompts" if limit == "ttft_s" and slo["ttft_s_per_1k_tokens"] else ""
+        axes.axhline(slo[limit], color=GREY, lw=0.8, ls=":")
+        axes.annotate(f"SLO {slo[limit]:g} s{at_least}", (0.02, slo[limit]), xycoords=("axes fraction", "data"), **NOTE)
+    axis = next((axis for axis in points[0].axes if axis.endswith(("rate_rps", "users"))), "")
+    row[2].set(title="Goodput", ylabel="requests per s in the SLO", ylim=(0, None), xlim=(0, None))
+    names = {"workload.rate_rps": "offered requests per s", "workload.users": "users"}
+    row[2].set_xlabel(names.get(axis, "output tokens per s"))
+    if axis == "workload.rate_rps":
+        row[2].plot([0, loads[-1]], [0, loads[-1]], color=GREY, lw=0.8, ls=":")
+        row[2].set_ylim(0, 1.08 * loads[-1])
+        row[2].annotate("all offered", (loads[-1], loads[-1]), **(NOTE | {"ha": "right", "xytext": (-12, -2)}))
+    if scenario:
+        row[0].annotate(scenario, (0, 1.14), xycoords="axes fraction", fontweight="bold", color=GREY)
+
+
+NOTE: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "color": GREY, "fontsize": 7}
+
+
+def busiest_ledger(runs: "Runs") -> tuple[Any, Any, str] | None:
+    """(instances, moves, name) of the run with most committed moves; None where nothing was lent."""
+    from experiments.runfolder import read_table
+
+    done = [(f, m) for f, m in zip(runs.folders, runs.manifests, strict=True) if m["status"] == "done"]
+    busy = [(folder, manifest["metrics"]["num_moves"]) for folder, manifest in done if manifest["metrics"]["num_moves"]]
+    if not busy:
+        return None
+    folder = max(busy, key=lambda pair: pair[1])[0]
+    return read_table(folder, "instances"), read_table(folder, "moves"), folder.name
+
+
+@styled
+def ledger_picture(instances: Any, moves: Any, name: str) -> Figure:
+    """Above: per instance and sample, blocks borrowed (red) or lent (blue). Below: their sums, and committed blocks moved."""
+    figure, ((above,), (below,)) = new_figure(2, 1, width=8.0, height=2.6)
+    balance = instances.pivot_table(index="instance", columns="t_s", values="borrowed_blocks", aggfunc="last").fillna(0)
+    lent = instances.pivot_table(index="instance", columns="t_s", values="lent_blocks", aggfunc="last").fillna(0)
+    times = balance.columns.to_numpy(dtype=float)
+    top = max(1.0, float(np.abs(balance.to_numpy() - lent.to_numpy()).max()))
+    edges = (times, np.arange(len(balance) + 1) - 0.5)
+    shades = above.pcolormesh(
+        edges[0], balance.index, balance - lent, cmap="RdBu_r", vmin=-top, vmax=top, shading="nearest"
+    )
+    above.set(title=f"Who borrows from whom: {name}", ylabel="instance", ylim=(edges[1][-1], edges[1][0]))
+    above.grid(False)
+    figure.colorbar(shades, ax=above, label="blocks borrowed (+) or lent (−)")
+    below.plot(times, balance.sum(), color=RED, label="borrowed, all instances")
+    below.plot(times, lent.sum(), color=BLUE, ls="--", label="lent, all instances")
+    done = moves[moves["committed_s"].notna()].sort_values("committed_s")
+    below.step(done["committed_s"], done["num_blocks"].cumsum(), where="post", color=GREY, lw=1, label="moved so far")
+    below.set(xlabel="time, s", ylabel="KV blocks", xlim=above.get_xlim(), ylim=(0, None))
+    below.legend(loc="upper left")
+    return figure
+
+
+@styled
+def capacity_picture(found: Sequence["Found"], attainment: float) -> Figure:
+    """Left: share of requests within the SLO at every rate tried. Right: the capacity, and what binds above it."""
+    names = [", ".join(label(value) for value in one.axes.values()) or "the configuration" for one in found]
+    figure, ((left, right),) = new_figure(1, 2, width=4.6, height=max(2.8, 0.4 * len(found) + 1))
+    styles = looks(names)
+    for one, name in zip(found, names, strict=True):
+        left.plot([p.rate_rps for p in one.probes], [p.attainment for p in one.probes], label=name, **styles[name])
+    left.axhline(attainment, color=GREY, lw=0.8, ls=":")
+    left.set(
+        title="Requests within the SLO", xlabel="offered requests per s", ylabel="share", xscale="log", ylim=(0, 1.02)
+    )
+    for formatter in (left.xaxis.set_major_formatter, left.xaxis.set_minor_formatter):
+        formatter("{x:g}")
+    left.legend()
+    rates = [one.best.rate_rps if one.best else 0.0 for one in found]
+    bars = right.barh(names, rates, color=[styles[name]["color"] for name in names])
+    right.bar_label(
+        bars, [f"{rate:.3g} req/s, then {one.limit}" for rate, one in zip(rates, found, strict=True)], padding=3
+    )
+    right.set(
+        title=f"Highest rate with {attainment:.0%} within the SLO",
+        xlabel="requests per s",
+        xlim=(0, 1.9 * max(rates) or 1),
+    )
+    right.invert_yaxis()
+    return figure
