@@ -5,7 +5,7 @@ A decode row's length is not stored but derived from the number of decode iterat
 or a thousand, costs O(changes): the rows that join or leave and the blocks that are added, never O(batch).
 """
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -14,6 +14,8 @@ from typing import Protocol
 from perfmodel.blocks import BlockPool
 from perfmodel.errors import InputError
 from perfmodel.messages import Chunk, Request
+
+NO_BLOCK = -1  # block-table entry of a block that is on another instance, or not computed yet
 
 _by_sequence = attrgetter("sequence")
 
@@ -31,10 +33,15 @@ class Row:
     received_s: float
     target_tokens: int
     blocks_needed: int  # to be admitted: target + 1 tokens
-    blocks: list[int] = field(default_factory=list)  # block table, in order of position
+    blocks: list[int] = field(default_factory=list)  # block table, in order of position; NO_BLOCK: not here
+    spare: list[int] = field(default_factory=list)  # local blocks of a prompt larger than the instance, to compute into
+    fenced: list[int] = field(default_factory=list)  # … that become spare when the running step has ended
+    remote_blocks: int = 0
+    streams: bool = False  # its sealed blocks leave while its prompt is computed
     computed_tokens: int = 0
     generated_tokens: int = 0  # when it joined the decode batch
-    joined_at: int = 0  # Batcher.counter when it joined
+    joined_at: int = 0  # Batcher.counter when it joined …
+    joined_tokens: int = 0  # … and its context then
     admitted_s: float | None = None
     first_token_s: float | None = None
     num_preemptions: int = 0
@@ -52,6 +59,10 @@ class Row:
     def remaining_tokens(self) -> int:
         """Prompt tokens still to compute."""
         return self.target_tokens - self.computed_tokens
+
+    def local_blocks(self) -> list[int]:
+        """Blocks of this instance's pool that the row owns."""
+        return [block for block in self.blocks if block != NO_BLOCK] + self.spare + self.fenced
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +83,20 @@ class BatchView:
     """What a batching policy may see. `prefilling` and `waiting` are in order of arrival."""
 
     token_budget: int
+    block_tokens: int
     max_new_rows: int
     free_blocks: int
     headroom_blocks: int
     num_decode_rows: int
     prefilling: Sequence[Row]
     waiting: Sequence[Row]
+
+    def computable_tokens(self, row: Row) -> int:
+        """Prompt tokens of a row that can be computed now: those that remain, or as many as there is local room for."""
+        if not row.streams:
+            return row.remaining_tokens
+        begun = -row.computed_tokens % self.block_tokens  # room in the block that the last chunk ended in
+        return min(row.remaining_tokens, begun + len(row.spare) * self.block_tokens)
 
     def admissible(self) -> Iterator[Row]:
         """Waiting rows that fit together, first come first served: it ends at the first one that does not fit.
@@ -121,8 +140,10 @@ class Batcher:
         self.waiting: list[Row] = []
         self.prefilling: list[Row] = []
         self.decoding: dict[int, Row] = {}
+        self.barrier: int | None = None  # sequence of a request that waits for room elsewhere: admit none behind it
         self.waiting_blocks = 0
         self.counter = 0  # decode iterations done
+        self.remote_tokens = 0  # tokens of the decode batch's context that are on other instances
         self.context_tokens = 0  # tokens the decode batch reads in its next iteration, the new ones included
         self._grows_at: list[dict[int, Row]] = [{} for _ in range(limits.block_tokens)]
 
@@ -145,12 +166,15 @@ class Batcher:
         rows = len(self.prefilling) + len(self.decoding)
         return BatchView(
             token_budget=limits.token_budget,
+            block_tokens=limits.block_tokens,
             max_new_rows=len(self.waiting) if limits.max_batch is None else max(0, limits.max_batch - rows),
             free_blocks=self.pool.free,
             headroom_blocks=limits.headroom_blocks,
             num_decode_rows=len(self.decoding),
             prefilling=self.prefilling,
-            waiting=self.waiting,
+            waiting=self.waiting
+            if self.barrier is None
+            else self.waiting[: bisect_right(self.waiting, self.barrier, key=_by_sequence)],
         )
 
     def plan(self, now_s: float) -> tuple[tuple[Chunk, ...], bool]:
@@ -160,7 +184,7 @@ class Batcher:
         plan = self.policy.plan(self.view())
         for req_id in plan.admit:
             self._admit(req_id, now_s)
-        return self._chunks(plan.chunks), plan.decode and bool(self.decoding)
+        return self._chunks(plan.chunks, self.view()), plan.decode and bool(self.decoding)
 
     def _admit(self, req_id: int, now_s: float) -> None:
         row = next((r for r in self.waiting if r.req_id == req_id), None)
@@ -176,7 +200,7 @@ class Batcher:
             row.admitted_s = now_s
         self.prefilling.append(row)
 
-    def _chunks(self, planned: Sequence[tuple[int, int]]) -> tuple[Chunk, ...]:
+    def _chunks(self, planned: Sequence[tuple[int, int]], view: BatchView) -> tuple[Chunk, ...]:
         if not planned:
             return ()
         rows = {row.req_id: row for row in self.prefilling}
@@ -190,6 +214,15 @@ class Batcher:
                 raise InputError(f"batching policy gives request {req_id} a chunk of {tokens} tokens: {allowed}")
             chunks.append(Chunk(req_id, tokens, row.computed_tokens, tokens == row.remaining_tokens))
         return tuple(chunks)
+
+    def unplace(self, chunk: Chunk) -> None:
+        """A chunk was not computed after all: its blocks can be filled by another one."""
+        row = next((r for r in self.prefilling if r.req_id == chunk.req_id), None)
+        if row is not None and row.streams:
+            for position in range(self.blocks_for(row.computed_tokens), len(row.blocks)):
+                if row.blocks[position] != NO_BLOCK:
+                    row.spare.append(row.blocks[position])
+                    row.blocks[position] = NO_BLOCK
 
     # ---- a step's progress ---------------------------------------------------------------------------------------------------
     def max_iterations(self) -> int:
@@ -232,10 +265,16 @@ class Batcher:
     def join(self, row: Row) -> None:
         """A row whose prompt is computed, its next token out, begins to decode."""
         self.prefilling.remove(row)
+        row.streams = False
         row.generated_tokens += 1
-        row.joined_at = self.counter
+        self.resume(row, row.target_tokens)
+
+    def resume(self, row: Row, context_tokens: int) -> None:
+        """A row with `context_tokens` tokens of KV, and room for the next, decodes (again)."""
+        row.joined_at, row.joined_tokens = self.counter, context_tokens
         self.decoding[row.req_id] = row
-        self.context_tokens += row.target_tokens + 1
+        self.context_tokens += context_tokens + 1
+        self.remote_tokens += row.remote_blocks * self.limits.block_tokens
         self._grows_at[self._growth_phase(row)][row.req_id] = row
 
     def leave(self, row: Row) -> None:
@@ -243,14 +282,25 @@ class Batcher:
         if row.req_id not in self.decoding:
             self.prefilling.remove(row)
             return
-        done = self.counter - row.joined_at
+        self.context_tokens -= self._context(row) + 1
         del self.decoding[row.req_id]
         del self._grows_at[self._growth_phase(row)][row.req_id]
-        self.context_tokens -= row.target_tokens + done + 1
-        row.generated_tokens += done
+        self.remote_tokens -= row.remote_blocks * self.limits.block_tokens
+        row.generated_tokens += self.counter - row.joined_at
+        row.computed_tokens = row.joined_tokens + self.counter - row.joined_at
 
-    def tokens_generated(self, row: Row) -> int:
-        return row.generated_tokens + (self.counter - row.joined_at if row.req_id in self.decoding else 0)
+    def _context(self, row: Row) -> int:
+        return row.joined_tokens + self.counter - row.joined_at
+
+    def kv_tokens(self, row: Row) -> int:
+        """Tokens whose KV a running row has, here and elsewhere."""
+        return self._context(row) if row.req_id in self.decoding else row.computed_tokens
+
+    def count_remote(self, row: Row, num_blocks: int) -> None:
+        """`num_blocks` more (or fewer) of a row's blocks are on other instances."""
+        row.remote_blocks += num_blocks
+        if row.req_id in self.decoding:
+            self.remote_tokens += num_blocks * self.limits.block_tokens
 
     def youngest(self) -> Row:
         """The running row that arrived last: the one to preempt."""
@@ -258,19 +308,22 @@ class Batcher:
 
     def _growth_phase(self, row: Row) -> int:
         """`counter` (modulo the block size) at which the row's context fills its last block."""
-        return (row.joined_at - row.target_tokens) % self.limits.block_tokens
+        return (row.joined_at - row.joined_tokens) % self.limits.block_tokens
 
     def check_invariants(self) -> None:
         """Rows hold exactly the blocks their tokens need; sums agree with the rows."""
-        context = sum(r.target_tokens + self.counter - r.joined_at + 1 for r in self.decoding.values())
+        context = sum(self._context(r) + 1 for r in self.decoding.values())
         assert context == self.context_tokens, f"context {self.context_tokens}, rows sum to {context}"
+        remote = sum(r.remote_blocks for r in self.decoding.values()) * self.limits.block_tokens
+        assert remote == self.remote_tokens, f"remote context {self.remote_tokens}, rows sum to {remote}"
         assert self.waiting_blocks == sum(r.blocks_needed for r in self.waiting)
         assert sum(map(len, self._grows_at)) == len(self.decoding)
-        assert all(not row.blocks for row in self.waiting), "a waiting row holds blocks"
+        assert all(not row.local_blocks() for row in self.waiting), "a waiting row holds blocks"
         for row in self.decoding.values():
-            tokens = row.target_tokens + self.counter - row.joined_at + 1
+            tokens = self._context(row) + 1
             assert len(row.blocks) == self.blocks_for(tokens), (
                 f"request {row.req_id}: {len(row.blocks)} blocks for {tokens} tokens"
             )
-        held = [b for row in [*self.prefilling, *self.decoding.values()] for b in row.blocks]
+            assert row.blocks.count(NO_BLOCK) == row.remote_blocks, f"request {row.req_id} lacks a block"
+        held = [b for row in [*self.prefilling, *self.decoding.values()] for b in row.local_blocks()]
         assert len(held) == len(set(held)), "a block belongs to two rows"

@@ -1,7 +1,7 @@
 """What a driver needs to carry out a run: the cluster, its policies and its workload, all as objects."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -9,9 +9,29 @@ import numpy.typing as npt
 from perfmodel.batching import BatchingPolicy, BatchLimits
 from perfmodel.cost import CostModel
 from perfmodel.dispatcher import Dispatcher, DispatchPolicy
-from perfmodel.messages import DISPATCHER, Address
+from perfmodel.gmanager import ClusterFacts, GManager
+from perfmodel.messages import DISPATCHER, GMANAGER, Address
 from perfmodel.rmanager import InstanceLimits, RManager
-from perfmodel.specs import InstanceSpec
+from perfmodel.specs import InstanceSpec, LinkSpec
+from perfmodel.view import PlacementPolicy, SchedulerParams
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosParams:
+    """Faults to inject, drawn from the run's seed. Control messages between managers are delayed by up to `delay_s` more, and
+    with these probabilities overtaken (`reorder`), sent twice or lost; what clients and the dispatcher say is reliable.
+
+    kill: (time, instance or GMANAGER, time of return or infinity) · detect_s: until peers are told of a loss · drift_frac: clocks
+    run fast or slow by up to this.
+    """
+
+    delay_s: float = 0.0
+    reorder: float = 0.0
+    duplicate: float = 0.0
+    loss: float = 0.0
+    kill: tuple[tuple[float, int, float], ...] = ()
+    detect_s: float = 1.0
+    drift_frac: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +51,9 @@ class ClusterSpec:
     batching: Callable[[], BatchingPolicy]
     belief: CostModel
     truth: CostModel
+    placement: Callable[[], PlacementPolicy] | None = None
+    scheduler: SchedulerParams = SchedulerParams()
+    chaos: ChaosParams | None = None
     max_batch: int | None = None
     headroom_frac: float = 0.01
     macro: bool = True
@@ -40,6 +63,16 @@ class ClusterSpec:
     @property
     def headroom_blocks(self) -> int:
         return int(self.headroom_frac * self.num_blocks)
+
+    @property
+    def largest_blocks(self) -> int:
+        """Blocks that one request can have: its instance's, and with a pool those of the others up to their headroom."""
+        others = self.num_instances - 1 if self.placement else 0
+        return self.num_blocks + others * (self.num_blocks - self.headroom_blocks)
+
+    def link(self, a: int, b: int) -> LinkSpec:
+        """The link between two instances."""
+        return self.instance.intra_link if self.nodes[a] == self.nodes[b] else self.instance.inter_link
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +95,66 @@ class Workload:
         return len(self.input_tokens)
 
 
+Machine = Dispatcher | GManager | RManager
+
+
 @dataclass(slots=True)
 class Machines:
-    """Fresh machines of one run."""
+    """The machines of one run. `gmanager` None: a system that shares nothing."""
 
+    spec: ClusterSpec
     dispatcher: Dispatcher
-    rmanagers: list[RManager] = field(default_factory=list)
+    rmanagers: list[RManager]
+    gmanager: GManager | None
 
-    def __getitem__(self, address: Address) -> Dispatcher | RManager:
-        return self.dispatcher if address == DISPATCHER else self.rmanagers[address]
+    def __getitem__(self, address: Address) -> Machine:
+        if address >= 0:
+            return self.rmanagers[address]
+        if address == GMANAGER:
+            assert self.gmanager is not None
+            return self.gmanager
+        return self.dispatcher
 
     def addresses(self) -> list[Address]:
-        return [DISPATCHER, *range(len(self.rmanagers))]
+        managers = [GMANAGER] if self.gmanager else []
+        return [DISPATCHER, *managers, *range(len(self.rmanagers))]
+
+    @property
+    def at_rest(self) -> bool:
+        return all(manager.at_rest for manager in self.rmanagers)
+
+    def restart_instance(self, instance: int, now_s: float) -> None:
+        """The instance is back, empty, under a new incarnation."""
+        incarnation = self.rmanagers[instance].incarnation + 1
+        self.rmanagers[instance] = _rmanager(self.spec, instance, incarnation, now_s)
+
+    def restart_gmanager(self, now_s: float) -> None:
+        if self.gmanager is not None:
+            self.gmanager = _gmanager(self.spec, self.gmanager.incarnation + 1, now_s)
 
     def check_invariants(self) -> None:
-        self.dispatcher.check_invariants()
-        for manager in self.rmanagers:
-            manager.check_invariants()
+        for address in self.addresses():
+            self[address].check_invariants()
 
 
 def build_machines(spec: ClusterSpec) -> Machines:
     """The core of a run, in its initial state."""
-    batch = BatchLimits(spec.instance.block_tokens, spec.token_budget, spec.max_batch, spec.headroom_blocks)
-    limits = InstanceLimits(spec.num_blocks, batch, spec.macro)
     return Machines(
+        spec,
         Dispatcher(spec.num_instances, spec.instance.block_tokens, spec.dispatch()),
-        [RManager(i, limits, spec.batching()) for i in range(spec.num_instances)],
+        [_rmanager(spec, i, 1, 0.0) for i in range(spec.num_instances)],
+        _gmanager(spec, 1, 0.0) if spec.placement else None,
     )
+
+
+def _rmanager(spec: ClusterSpec, instance: int, incarnation: int, now_s: float) -> RManager:
+    batch = BatchLimits(spec.instance.block_tokens, spec.token_budget, spec.max_batch, spec.headroom_blocks)
+    scheduler = spec.scheduler if spec.placement else None
+    limits = InstanceLimits(spec.num_blocks, batch, spec.macro, spec.largest_blocks, scheduler)
+    return RManager(instance, limits, spec.batching(), incarnation, now_s)
+
+
+def _gmanager(spec: ClusterSpec, incarnation: int, now_s: float) -> GManager:
+    assert spec.placement is not None
+    facts = ClusterFacts(spec.num_instances, spec.instance.block_tokens, spec.belief, spec.link)
+    return GManager(facts, spec.scheduler, spec.placement(), incarnation, now_s)

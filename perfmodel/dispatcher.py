@@ -1,7 +1,8 @@
 """Dispatcher: takes requests in, sends each to an instance, and knows which attempt of a request counts.
 
 Owns requests that are not delivered yet and its own view of each instance's load: what the instance last reported, plus what
-was sent since. It never looks into an instance.
+was sent since. It never looks into an instance. A request whose instance is lost is sent to another one as a new attempt; only
+the current attempt can end it.
 """
 
 from collections import deque
@@ -13,7 +14,10 @@ from perfmodel.messages import (
     AbortRequest,
     Command,
     Event,
+    Finish,
     MessageReceived,
+    PeerLost,
+    PeerReturned,
     Request,
     RequestAborted,
     RequestArrived,
@@ -25,7 +29,8 @@ from perfmodel.messages import (
 
 @dataclass(slots=True)
 class DispatchView:
-    """What a dispatch policy may see. load_blocks: KV blocks of running and waiting work of each instance (may be stale)."""
+    """What a dispatch policy may see. load_blocks: KV blocks of running and waiting work of each instance (may be stale);
+    infinite where an instance is lost."""
 
     num_instances: int
     block_tokens: int
@@ -38,6 +43,16 @@ class DispatchPolicy(Protocol):
     def choose(self, view: DispatchView, request: Request) -> int: ...
 
 
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended. instance None: no instance is alive to take it."""
+
+    request: Request
+    sequence: int
+    attempt: int = 0
+    instance: int | None = None
+
+
 class Dispatcher:
     """One per cluster."""
 
@@ -47,19 +62,24 @@ class Dispatcher:
         self._sequence = 0
         self._sent = [0] * num_instances
         self._unreported: list[deque[tuple[int, int]]] = [deque() for _ in range(num_instances)]  # (nth sent, blocks)
-        self._instance: dict[int, int] = {}
+        self._open: dict[int, _Open] = {}
+        self._lost: set[int] = set()
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         match event:
             case RequestArrived(request):
-                return [self._dispatch(request)]
+                self._sequence += 1
+                self._open[request.req_id] = _Open(request, self._sequence)
+                return self._dispatch(self._open[request.req_id])
             case MessageReceived(sender, RequestDone() as done):
-                self._note_done(sender, done)
-                return []
-            case RequestAborted(req_id) if req_id in self._instance:
-                return [Send(self._instance[req_id], AbortRequest(req_id))]
-            case RequestAborted():
-                return []
+                return self._end(sender, done)
+            case RequestAborted(req_id):
+                held = self._open.get(req_id)
+                return [] if held is None or held.instance is None else [Send(held.instance, AbortRequest(req_id))]
+            case PeerLost(peer):
+                return self._lose(peer)
+            case PeerReturned(peer):
+                return self._take_back(peer)
         raise AssertionError(f"the dispatcher does not know {event}")
 
     def next_deadline_s(self) -> float:
@@ -68,24 +88,51 @@ class Dispatcher:
     def check_invariants(self) -> None:
         assert all(load >= 0 for load in self.view.load_blocks), self.view.load_blocks
 
-    def _dispatch(self, request: Request) -> Command:
-        instance = self.policy.choose(self.view, request)
-        if not isinstance(instance, int) or not 0 <= instance < self.view.num_instances:
-            raise InputError(
-                f"dispatch policy {type(self.policy).__name__} sent request {request.req_id} to instance {instance!r} "
-                f"(allowed: 0 to {self.view.num_instances - 1})"
-            )
-        blocks = request.input_tokens // self.view.block_tokens + 1
+    def _dispatch(self, held: _Open) -> list[Command]:
+        if len(self._lost) == self.view.num_instances:
+            held.instance = None
+            return []
+        instance = self._choose(held.request)
+        blocks = held.request.input_tokens // self.view.block_tokens + 1
         self._sent[instance] += 1
         self._unreported[instance].append((self._sent[instance], blocks))
         self.view.load_blocks[instance] += blocks
-        self._instance[request.req_id] = instance
-        self._sequence += 1
-        return Send(instance, SubmitRequest(request, attempt=1, sequence=self._sequence))
+        held.instance, held.attempt = instance, held.attempt + 1
+        return [Send(instance, SubmitRequest(held.request, held.attempt, held.sequence))]
 
-    def _note_done(self, instance: int, done: RequestDone) -> None:
-        self._instance.pop(done.req_id, None)
+    def _choose(self, request: Request) -> int:
+        """Ask the policy; a lost instance is passed over for the next live one."""
+        count = self.view.num_instances
+        instance = self.policy.choose(self.view, request)
+        if not isinstance(instance, int) or not 0 <= instance < count:
+            raise InputError(
+                f"dispatch policy {type(self.policy).__name__} sent request {request.req_id} to instance {instance!r} "
+                f"(allowed: 0 to {count - 1})"
+            )
+        return next(i % count for i in range(instance, instance + count) if i % count not in self._lost)
+
+    def _end(self, instance: int, done: RequestDone) -> list[Command]:
         unreported = self._unreported[instance]
         while unreported and unreported[0][0] <= done.received:
             unreported.popleft()
-        self.view.load_blocks[instance] = done.load_blocks + sum(blocks for _, blocks in unreported)
+        if instance not in self._lost:
+            self.view.load_blocks[instance] = done.load_blocks + sum(blocks for _, blocks in unreported)
+        held = self._open.get(done.outcome.req_id)
+        if held is None or held.attempt != done.attempt:
+            return []
+        del self._open[done.outcome.req_id]
+        return [Finish(done.outcome)]
+
+    def _lose(self, instance: int) -> list[Command]:
+        self._lost.add(instance)
+        self._sent[instance] = 0
+        self._unreported[instance].clear()
+        self.view.load_blocks[instance] = float("inf")
+        return [c for held in list(self._open.values()) if held.instance == instance for c in self._dispatch(held)]
+
+    def _take_back(self, instance: int) -> list[Command]:
+        if instance not in self._lost:
+            return []
+        self._lost.discard(instance)
+        self.view.load_blocks[instance] = 0.0
+        return [c for held in list(self._open.values()) if held.instance is None for c in self._dispatch(held)]

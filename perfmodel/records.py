@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from perfmodel.messages import RequestOutcome
+from perfmodel.messages import RecordMove, RequestOutcome
 
 Table = dict[str, list]  # type: ignore[type-arg]
 
@@ -155,6 +155,16 @@ class Collector:
     def add_sample(self, now_s: float, instance: int, state: dict[str, int]) -> None:
         """One row of instances.parquet."""
         _append(self.instances, {"t_s": now_s, "instance": instance, **state})
+
+    def add_move(self, move: RecordMove, block_bytes: int) -> None:
+        """One row of moves.parquet."""
+        self.num_refused += move.outcome == "refused"
+        row = {
+            "move_id": len(self.moves["move_id"]),
+            "num_bytes": move.num_blocks * block_bytes,
+            **{name: getattr(move, name) for name in MOVE_COLUMNS if name not in ("move_id", "num_bytes")},
+        }
+        _append(self.moves, row)
 
     def result(self, window_kind: str, basis_s: dict[str, float]) -> RunResult:
         """The run's tables; requests in order of `req_id`, whatever the order of their endings."""

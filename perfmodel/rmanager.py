@@ -1,118 +1,218 @@
 """RManager: the manager of one instance. Owns the truth about its requests and blocks.
 
-It turns messages and completed iterations into the next step of its instance. It knows no other instance, no output length and
-no clock: the driver ends a step where a request finishes, and settles the step in progress before it passes on any other event.
+It turns messages and completed iterations into the next step of its instance. It knows no output length and no clock: the
+driver ends a step where a request finishes, and settles the step in progress before it passes on any other event. What it lends
+and borrows is kept by its `Creditor` and its `Borrower`; heartbeats by its `Reporter` (systems without a gManager have none).
 """
 
 from dataclasses import dataclass
 
 from perfmodel.batching import Batcher, BatchingPolicy, BatchLimits, Row
 from perfmodel.blocks import BlockPool
+from perfmodel.borrower import Borrower
+from perfmodel.creditor import Creditor
+from perfmodel.heartbeats import Reporter
 from perfmodel.messages import (
     DISPATCHER,
     AbortRequest,
+    Address,
     Chunk,
     Command,
+    CreditorLedger,
     CutIterations,
+    DebtorLedger,
     Event,
-    Finish,
+    HeartbeatReply,
     IterationsDone,
+    LoanId,
     Message,
     MessageReceived,
+    MoveKvCache,
+    PeerLost,
+    PeerReturned,
+    Preempt,
+    ReadEnded,
+    ReadStarted,
     RequestDone,
     RequestOutcome,
     Send,
     StartIterations,
+    Store,
+    StoreRefused,
     SubmitRequest,
+    TimerFired,
+    TransferDone,
 )
 from perfmodel.records import Counters
+from perfmodel.view import SchedulerParams
+
+INF = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceLimits:
-    """What an RManager is told of its instance. `macro`: whether a step may hold more than one iteration."""
+    """What an RManager is told of its instance and its cluster.
+
+    largest_blocks: blocks that one request can have, here and elsewhere (its own instance's, without a pool) · macro: whether a
+    step may hold more than one iteration · scheduler: None in systems that share nothing.
+    """
 
     num_blocks: int
     batch: BatchLimits
     macro: bool = True
+    largest_blocks: int = 0
+    scheduler: SchedulerParams | None = None
 
 
 @dataclass(slots=True)
-class _Step:
+class Step:
+    """The step in progress. `reads`: positions of each loan that its iterations use."""
+
     command: StartIterations
+    reads: dict[LoanId, int]
     done: int = 0
     cut: bool = False
 
 
 class RManager:
-    """One per instance."""
+    """One per instance; `incarnation` tells a returned instance from the one that was lost."""
 
-    def __init__(self, instance: int, limits: InstanceLimits, batching: BatchingPolicy) -> None:
-        self.instance = instance
-        self.limits = limits
+    def __init__(
+        self, instance: int, limits: InstanceLimits, batching: BatchingPolicy, incarnation: int = 1, now_s: float = 0.0
+    ) -> None:
+        self.instance, self.incarnation, self.limits = instance, incarnation, limits
         self.pool = BlockPool(limits.num_blocks)
         self.batcher = Batcher(self.pool, limits.batch, batching)
-        self.counters = Counters()
-        self._step: _Step | None = None
+        self.counters = Counters(t_s=now_s)
+        self.step: Step | None = None
+        self.commands: list[Command] = []
+        self.leaving: dict[
+            int, str
+        ] = {}  # running rows to take out at the next boundary: req_id → what becomes of them
+        self.iteration_s = 0.0  # duration of the last iteration
+        self.fenced: list[int] = []  # released while the running step may use them
+        params = limits.scheduler or SchedulerParams()
+        self.creditor = Creditor(instance, incarnation, self.pool, params, limits.batch.headroom_blocks)
+        self.borrower = Borrower(self, params)
+        self.reporter = Reporter(self, limits.scheduler, now_s) if limits.scheduler else None
+        self._wants_plan = False
         self._step_number = 0
+        self._progress_s = now_s
         self._received = 0
         self._joined: list[int] = []
         self._left: list[int] = []
-        self._aborted: set[int] = set()
-        self._remote_wait_s = 0.0
-        self._commands: list[Command] = []
+        self.remote_wait_s = 0.0
+        self._blocked_since_s = INF
 
     # ---- the machine ---------------------------------------------------------------------------------------------------------
     def handle(self, event: Event, now_s: float) -> list[Command]:
-        match event:
-            case IterationsDone():
-                self._on_iterations(event, now_s)
-            case MessageReceived(_, message):
-                self.counters.pass_time(now_s, self.pool.used)
-                self._on_message(message, now_s)
-            case _:
-                raise AssertionError(f"instance {self.instance} does not know {event}")
-        self.counters.batch = self._step.command.decode_rows if self._step else 0
+        if isinstance(event, IterationsDone):
+            self._on_iterations(event, now_s)
+        else:
+            self.counters.pass_time(now_s, self.pool.used)
+            free = self.pool.free
+            self._on_event(event, now_s)
+            self._adjust_step(free)
+        if self._wants_plan:
+            self._plan(now_s)
+        if self.reporter:
+            self.borrower.tend(now_s)
+            self.reporter.hurry(now_s)
+        self.counters.batch = self.step.command.decode_rows if self.step else 0
         self.counters.blocks = self.pool.used
-        commands, self._commands = self._commands, []
+        commands, self.commands = self.commands, []
         return commands
 
+    def _on_event(self, event: Event, now_s: float) -> None:
+        match event:
+            case MessageReceived(sender, message):
+                self._on_message(sender, message, now_s)
+            case TransferDone() if event.transfer.debtor == self.instance:
+                self.borrower.on_transfer_done(event, now_s)
+            case TransferDone():
+                self.commands += self.creditor.on_received(event)
+            case ReadStarted():
+                self.commands += self.creditor.on_read(event)
+            case ReadEnded():
+                self.creditor.on_read_ended(event)
+            case PeerLost(peer):
+                self.borrower.on_peer_lost(peer, now_s)
+            case PeerReturned():
+                pass  # its loans ended with its incarnation
+            case TimerFired():
+                self._on_timer(now_s)
+            case _:
+                raise AssertionError(f"instance {self.instance} does not know {event}")
+
+    def _on_timer(self, now_s: float) -> None:
+        self.commands += self.creditor.expire(now_s)
+        self.borrower.expire(now_s)
+        if self.reporter and self.reporter.due_s <= now_s:
+            self.reporter.report(now_s)
+        if now_s >= self._reclaim_at_s():
+            self._reclaim(now_s)
+
     def next_deadline_s(self) -> float:
-        return float("inf")
+        if not self.limits.scheduler:
+            return INF
+        due_s = self.reporter.due_s if self.reporter else INF
+        return min(due_s, self.creditor.next_deadline_s(), self.borrower.debtor.next_deadline_s(), self._reclaim_at_s())
 
     @property
     def at_rest(self) -> bool:
         """Nothing runs, waits or is owed."""
-        return self._step is None and not self.batcher.waiting and self.pool.free == self.pool.total
+        return self.step is None and not self.batcher.waiting and self.pool.free == self.pool.total
 
     def sample(self) -> dict[str, int]:
         """State of the instance, in the columns of instances.parquet."""
-        pool = self.pool
+        pool, debtor = self.pool, self.borrower.debtor
         return {
             "batch": len(self.batcher.decoding),
-            "waiting": len(self.batcher.waiting),
+            "waiting": len(self.batcher.waiting) + len(self.borrower.granting),
             "free_blocks": pool.free,
             "local_blocks": pool.local,
-            "pledged_blocks": 0,
+            "pledged_blocks": debtor.pledged_blocks(),
             "reserved_blocks": pool.reserved,
             "lent_blocks": pool.lent,
             "draining_blocks": pool.draining,
-            "borrowed_blocks": 0,
+            "borrowed_blocks": debtor.borrowed_blocks(),
         }
 
     def check_invariants(self) -> None:
         self.pool.check_invariants()
         self.batcher.check_invariants()
-        held = sum(len(r.blocks) for r in [*self.batcher.prefilling, *self.batcher.decoding.values()])
-        assert held == self.pool.local, f"rows hold {held} blocks, {self.pool.local} are local"
+        self.creditor.check_invariants()
+        self.borrower.check_invariants()
+        held = sum(len(row.local_blocks()) for row in self.rows_with_blocks())
+        fetching = self.borrower.num_fetching
+        assert held + fetching == self.pool.local, f"rows hold {held} + {fetching} blocks, {self.pool.local} are local"
+
+    def rows_with_blocks(self) -> list[Row]:
+        borrower = self.borrower
+        running = [*self.batcher.prefilling, *self.batcher.decoding.values()]
+        return [*running, *borrower.granting.values(), *borrower.suspended.values()]
 
     # ---- messages ------------------------------------------------------------------------------------------------------------
-    def _on_message(self, message: Message, now_s: float) -> None:
+    def _on_message(self, sender: Address, message: Message, now_s: float) -> None:
         match message:
             case SubmitRequest():
                 self._submit(message, now_s)
             case AbortRequest(req_id):
                 self._abort(req_id, now_s)
+            case DebtorLedger():
+                self.commands += self.creditor.on_ledger(sender, message, now_s)
+            case CreditorLedger():
+                self.borrower.on_answer(sender, message, now_s)
+            case Store():
+                self.commands += self.creditor.on_store(sender, message)
+            case StoreRefused(transfer):
+                self.borrower.on_refused(transfer)
+            case MoveKvCache():
+                self.borrower.on_order(message, now_s)
+            case Preempt():
+                self.borrower.on_preempt(message, now_s)
+            case HeartbeatReply() if self.reporter:
+                self.reporter.on_reply(message, now_s)
             case _:
                 raise AssertionError(f"instance {self.instance} does not know {message}")
 
@@ -121,41 +221,54 @@ class RManager:
         tokens = message.request.input_tokens
         needed = self.batcher.blocks_for(tokens + 1)
         row = Row(message.request, message.attempt, message.sequence, now_s, tokens, needed)
-        if needed > self.pool.total:
-            self._finish(row, "rejected", f"needs at least {needed} blocks, an instance has {self.pool.total}", now_s)
+        if needed > self.limits.largest_blocks:
+            self.finish(row, "rejected", f"needs at least {needed} blocks, {self._largest_text()}", now_s)
             return
         behind = bool(self.batcher.waiting) and self.batcher.policy.first_come
         self.batcher.enqueue(row)
         if not behind:
-            self._replan(now_s)
+            self.replan()
+
+    def _largest_text(self) -> str:
+        largest = self.limits.largest_blocks
+        return (
+            f"an instance has {largest}"
+            if largest == self.pool.total
+            else f"one request can have {largest} of the pool"
+        )
 
     def _abort(self, req_id: int, now_s: float) -> None:
         row = next((r for r in self.batcher.waiting if r.req_id == req_id), None)
         if row is not None:
             self.batcher.dequeue(row)
-            self._finish(row, "aborted", "aborted by the client", now_s)
-        elif req_id in self.batcher.decoding or any(r.req_id == req_id for r in self.batcher.prefilling):
-            self._aborted.add(req_id)
-            self._replan(now_s)
+        row = row or self.borrower.withdraw(req_id)
+        if row is not None:
+            self.finish(row, "aborted", "aborted by the client", now_s)
+        elif self.running(req_id) is not None:
+            self.leaving[req_id] = "aborted"
+            self.replan()
 
     # ---- iterations ----------------------------------------------------------------------------------------------------------
     def _on_iterations(self, event: IterationsDone, now_s: float) -> None:
-        step = self._step
+        step = self.step
         assert step is not None and event.step == step.command.step, f"{event} is not of the step in progress"
         used = self.pool.used
         self._count(step, event)
         step.done += event.num_iterations
         assert step.done <= step.command.max_iterations, f"{event} runs past its step"
-        if step.command.decode_rows and event.num_iterations:
-            self.batcher.advance(event.num_iterations)
-            if not event.ended:
-                self.batcher.grow(self.batcher.counter)
+        if event.num_iterations:
+            self.iteration_s = (now_s - self._progress_s) / event.num_iterations
+            self._progress_s = now_s
+            if step.command.decode_rows:
+                self.batcher.advance(event.num_iterations)
+                if not event.ended:
+                    self.batcher.grow(self.batcher.counter)
         # rows have grown evenly over the iterations just settled
         self.counters.pass_time(now_s, (used + self.pool.used) / 2)
         if event.ended:
-            self._end_step(step.command, event.finished_ids, now_s)
+            self._end_step(step, event, now_s)
 
-    def _count(self, step: _Step, event: IterationsDone) -> None:
+    def _count(self, step: Step, event: IterationsDone) -> None:
         n, counters, command = event.num_iterations, self.counters, step.command
         rows = command.decode_rows
         if rows:
@@ -167,24 +280,29 @@ class RManager:
                 counters.computed_tokens += chunk.tokens
                 counters.attention_pairs += chunk.tokens * chunk.prefix_tokens + chunk.tokens * (chunk.tokens + 1) // 2
                 counters.output_tokens += chunk.last
-        self._remote_wait_s += event.remote_wait_s
+        self.remote_wait_s += event.remote_wait_s
 
-    def _end_step(self, command: StartIterations, finished_ids: tuple[int, ...], now_s: float) -> None:
+    def _end_step(self, step: Step, event: IterationsDone, now_s: float) -> None:
         """Take all results first, then let blocks go, then grow what is left, then plan the next step."""
-        self._step = None
-        for chunk in command.chunks:
-            self._end_chunk(chunk, now_s)
-        for req_id in finished_ids:
+        self.step = None
+        for chunk in step.command.chunks:
+            self._end_chunk(chunk, done=event.num_iterations > 0, now_s=now_s)
+        for req_id in event.finished_ids:
             row = self.batcher.decoding[req_id]
-            self._remove(row)
-            self._finish(row, "finished", "", now_s)
-        for req_id in sorted(self._aborted):
-            self._end_aborted(req_id, now_s)
-        if command.decode_rows:
-            self._grow(command, now_s)
-        self._start_step(now_s)
+            self.remove(row)
+            self.finish(row, "finished", "", now_s)
+        self.pool.drain(self.fenced)
+        self.fenced.clear()
+        self.borrower.on_boundary(event.stale, now_s)
+        self._end_leaving(now_s)
+        if step.command.decode_rows and event.num_iterations:
+            self._grow(now_s)
+        self.replan()
 
-    def _end_chunk(self, chunk: Chunk, now_s: float) -> None:
+    def _end_chunk(self, chunk: Chunk, done: bool, now_s: float) -> None:
+        if not done:
+            self.batcher.unplace(chunk)
+            return
         row = self.batcher.compute(chunk)
         if row is None:
             return
@@ -193,24 +311,33 @@ class RManager:
         if row.preempted_at_s is not None:
             row.preempted_s += now_s - max(row.preempted_at_s, row.first_token_s)
             row.preempted_at_s = None
-        row.wait_mark_s = self._remote_wait_s
         self.batcher.join(row)
+        self.note_joined(row)
+
+    def note_joined(self, row: Row) -> None:
+        row.wait_mark_s = self.remote_wait_s
         self._joined.append(row.req_id)
 
-    def _end_aborted(self, req_id: int, now_s: float) -> None:
-        row = self._running(req_id)
-        if row is not None:
-            self._drop(row)
-            self._finish(row, "aborted", "aborted by the client", now_s)
-        self._aborted.discard(req_id)
+    def _end_leaving(self, now_s: float) -> None:
+        """Take out the rows that were to leave at this boundary."""
+        for req_id, status in sorted(self.leaving.items()):
+            row = self.running(req_id)
+            if row is None:
+                continue
+            if status == "aborted":
+                self.drop(row)
+                self.finish(row, "aborted", "aborted by the client", now_s)
+            else:
+                self.preempt(row, now_s)
+        self.leaving.clear()
 
-    def _running(self, req_id: int) -> Row | None:
+    def running(self, req_id: int) -> Row | None:
         row = self.batcher.decoding.get(req_id)
         return row or next((r for r in self.batcher.prefilling if r.req_id == req_id), None)
 
-    def _grow(self, command: StartIterations, now_s: float) -> None:
+    def _grow(self, now_s: float) -> None:
         """Give each due decode row its next block, oldest first; where none is free the youngest row is preempted."""
-        joined = set(self._joined)  # rows that join now were admitted with room for their next token
+        joined = set(self._joined)  # rows that join now have room for their next token
         due = [row for row in self.batcher.due().values() if row.req_id not in joined]
         if len(due) <= self.pool.free:
             for row in due:
@@ -221,107 +348,159 @@ class RManager:
                 self._grow_or_preempt(row, now_s)
 
     def _grow_or_preempt(self, row: Row, now_s: float) -> None:
-        if len(row.blocks) >= self.pool.total:
-            self._fail_outgrown(row, len(row.blocks) + 1, now_s)
+        needed = len(row.blocks) + 1
+        if needed > self.limits.largest_blocks:
+            self.drop(row)
+            self._finish_outgrown(row, needed, now_s)
             return
         while not self.pool.free:
             victim = self.batcher.youngest()
-            self._preempt(victim, now_s)
+            if victim is row and self.borrower.can_suspend(row):
+                self.borrower.suspend(row)
+                return
+            self.preempt(victim, now_s)
             if victim is row:
                 return
         row.blocks.append(self.pool.allocate_one())
 
-    def _preempt(self, row: Row, now_s: float) -> None:
+    def preempt(self, row: Row, now_s: float) -> None:
         """Preempt by recompute: the row waits again, in its order of arrival, for its prompt and what it had generated."""
-        self._drop(row)
+        self.drop(row)
         row.num_preemptions += 1
         if row.preempted_at_s is None:
             row.preempted_at_s = now_s
         row.computed_tokens = 0
         row.target_tokens = row.request.input_tokens + row.generated_tokens
         row.blocks_needed = self.batcher.blocks_for(row.target_tokens + 1)
-        if row.blocks_needed > self.pool.total:
+        if row.blocks_needed > self.limits.largest_blocks:
             self._finish_outgrown(row, row.blocks_needed, now_s)
         else:
             self.batcher.enqueue(row)
 
-    def _fail_outgrown(self, row: Row, blocks: int, now_s: float) -> None:
-        self._drop(row)
-        self._finish_outgrown(row, blocks, now_s)
-
     def _finish_outgrown(self, row: Row, blocks: int, now_s: float) -> None:
-        self._finish(
-            row, "failed", f"outgrew its instance: needs {blocks} blocks, an instance has {self.pool.total}", now_s
-        )
+        kind = "its instance" if self.limits.largest_blocks == self.pool.total else "the pool"
+        self.finish(row, "failed", f"outgrew {kind}: needs {blocks} blocks, {self._largest_text()}", now_s)
 
-    def _drop(self, row: Row) -> None:
-        """Take a row that has not finished out of the batch and free its blocks."""
+    def drop(self, row: Row) -> None:
+        """Take a row that has not finished out of the batch and free its blocks, here and elsewhere."""
         if row.req_id in self.batcher.decoding and row.req_id not in self._joined:
             self._left.append(row.req_id)
-        self._remove(row)
+        self.remove(row)
 
-    def _remove(self, row: Row) -> None:
+    def remove(self, row: Row) -> None:
+        self.take_out(row)
+        self.release(row)
+
+    def take_out(self, row: Row) -> None:
+        """Out of the batch, with its blocks."""
         if row.req_id in self._joined:
             self._joined.remove(row.req_id)
         if row.req_id in self.batcher.decoding:
-            row.remote_wait_s += self._remote_wait_s - row.wait_mark_s
+            row.remote_wait_s += self.remote_wait_s - row.wait_mark_s
         self.batcher.leave(row)
-        self.pool.release(row.blocks)
-        row.blocks = []
+
+    def suspend(self, row: Row) -> None:
+        """Out of the decode batch for want of a block, to come back with all it has."""
+        if row.req_id not in self._joined:
+            self._left.append(row.req_id)
+        self.take_out(row)
+
+    def release(self, row: Row) -> None:
+        """Free all blocks of a row that has ended here, and end its loans."""
+        self.pool.release(row.local_blocks())
+        self.borrower.end_request(row)
+        row.blocks, row.spare, row.fenced, row.streams = [], [], [], False
+        row.remote_blocks = 0
 
     # ---- starting ------------------------------------------------------------------------------------------------------------
-    def _replan(self, now_s: float) -> None:
-        """Something changed: plan at the next boundary, or now where nothing runs."""
-        if self._step is None:
+    def replan(self) -> None:
+        """Something changed: plan at the next boundary, or after this event where nothing runs."""
+        self._wants_plan = True
+
+    def _plan(self, now_s: float) -> None:
+        """Plan what was wanted. A running step is cut, once."""
+        self._wants_plan = False
+        if self.step is None:
+            self._end_leaving(now_s)
             self._start_step(now_s)
-        elif not self._step.cut:
-            self._step.cut = True
-            if self._step.command.max_iterations - self._step.done > 1:
-                self._commands.append(CutIterations(self._step.command.step))
+        elif not self.step.cut:
+            self.step.cut = True
+            if self.step.command.max_iterations - self.step.done > 1:
+                self.commands.append(CutIterations(self.step.command.step))
+
+    def _adjust_step(self, free_before: int) -> None:
+        """Blocks have come or gone: who waits may fit now, or the running step may lack blocks before it ends."""
+        free = self.pool.free
+        if free > free_before and (self.batcher.waiting or self.borrower.suspended):
+            self.replan()
+        elif free < free_before and self.step is not None and self.step.command.decode_rows:
+            if self.step.command.max_iterations - self.step.done > self.batcher.max_iterations():
+                self.replan()
 
     def _start_step(self, now_s: float) -> None:
+        self.borrower.resume()
         chunks, decode = self.batcher.plan(now_s)
+        self._note_blocked(now_s)
         if not chunks and not decode:
             return
         self._step_number += 1
+        rows = self.batcher.decoding if decode else {}
+        reads = self.borrower.reads(decode, [chunk.req_id for chunk in chunks])
         command = StartIterations(
             step=self._step_number,
-            decode_rows=len(self.batcher.decoding) if decode else 0,
-            decode_context_tokens=self.batcher.context_tokens if decode else 0,
+            decode_rows=len(rows),
+            decode_context_tokens=self.batcher.context_tokens - self.batcher.remote_tokens if decode else 0,
             chunks=chunks,
             max_iterations=self.batcher.max_iterations() if self.limits.macro and not chunks else 1,
             joined=tuple(self._joined),
             left=tuple(self._left),
+            remote=self.borrower.remote_reads() if decode else (),
+            chunk_remote=self.borrower.chunk_reads(chunks),
+            reads=tuple(reads.items()),
         )
         self._joined.clear()
         self._left.clear()
-        self._step = _Step(command)
-        self._commands.append(command)
+        self.step = Step(command, reads)
+        self._progress_s = now_s
+        self.commands.append(command)
+
+    # ---- memory lent ---------------------------------------------------------------------------------------------------------
+    def _note_blocked(self, now_s: float) -> None:
+        """Remember since when the first waiting request has not fitted."""
+        if not self.batcher.waiting or not self.pool.lent + self.pool.reserved:
+            self._blocked_since_s = INF
+        elif self._blocked_since_s == INF:
+            self._blocked_since_s = now_s
+
+    def _reclaim_at_s(self) -> float:
+        return self._blocked_since_s + self.creditor.params.lease_s
+
+    def _reclaim(self, now_s: float) -> None:
+        """The first waiting request has not fitted for a lease: ask for what it lacks of the blocks that are lent."""
+        self._blocked_since_s = now_s
+        if self.batcher.waiting:
+            lacking = self.batcher.waiting[0].blocks_needed + self.limits.batch.headroom_blocks - self.pool.free
+            self.commands += self.creditor.reclaim(lacking)
 
     # ---- endings -------------------------------------------------------------------------------------------------------------
     def load_blocks(self) -> int:
         """KV blocks of running and waiting work."""
         return self.pool.local + self.batcher.waiting_blocks
 
-    def _finish(self, row: Row, status: str, reason: str, now_s: float) -> None:
-        self._commands.append(
-            Finish(
-                RequestOutcome(
-                    req_id=row.req_id,
-                    status=status,
-                    reason=reason,
-                    instance=self.instance if row.admitted_s is not None else None,
-                    output_tokens=row.generated_tokens,
-                    received_s=row.received_s,
-                    admitted_s=row.admitted_s,
-                    first_token_s=row.first_token_s,
-                    finish_s=now_s,
-                    num_preemptions=row.num_preemptions,
-                    preempted_s=row.preempted_s,
-                    remote_wait_s=row.remote_wait_s,
-                    remote_tokens_max=row.remote_tokens_max,
-                )
-            )
+    def finish(self, row: Row, status: str, reason: str, now_s: float) -> None:
+        outcome = RequestOutcome(
+            req_id=row.req_id,
+            status=status,
+            reason=reason,
+            instance=self.instance if row.admitted_s is not None else None,
+            output_tokens=row.generated_tokens,
+            received_s=row.received_s,
+            admitted_s=row.admitted_s,
+            first_token_s=row.first_token_s,
+            finish_s=now_s,
+            num_preemptions=row.num_preemptions,
+            preempted_s=row.preempted_s,
+            remote_wait_s=row.remote_wait_s,
+            remote_tokens_max=row.remote_tokens_max,
         )
-        done = RequestDone(row.req_id, row.attempt, status, self._received, self.load_blocks())
-        self._commands.append(Send(DISPATCHER, done))
+        self.commands.append(Send(DISPATCHER, RequestDone(row.attempt, outcome, self._received, self.load_blocks())))

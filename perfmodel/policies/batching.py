@@ -14,8 +14,10 @@ class Chunked:
         for row in view.prefilling:
             if budget <= 0:
                 return Plan((), chunks)
-            chunks.append((row.req_id, min(budget, row.remaining_tokens)))
-            budget -= chunks[-1][1]
+            tokens = min(budget, view.computable_tokens(row))
+            if tokens:
+                chunks.append((row.req_id, tokens))
+                budget -= tokens
         for row in view.admissible() if budget > 0 else ():
             admit.append(row.req_id)
             chunks.append((row.req_id, min(budget, row.remaining_tokens)))
@@ -32,7 +34,8 @@ class PrefillFirst:
 
     def plan(self, view: BatchView) -> Plan:
         admit: list[int] = []
-        chunks = [(row.req_id, row.remaining_tokens) for row in view.prefilling]
+        ready = [(row.req_id, view.computable_tokens(row)) for row in view.prefilling]
+        chunks = [(req_id, tokens) for req_id, tokens in ready if tokens]
         tokens = sum(n for _, n in chunks)
         for row in view.admissible():
             if chunks and tokens + row.remaining_tokens > view.token_budget:

@@ -1,0 +1,228 @@
+"""GManager: the cluster-wide planner. Owns a view, built from heartbeats, and orders, which are advice.
+
+It holds no truth: every order may be refused by the instance that owns the blocks. Two paths: the *throughput* path asks the
+placement policy once a period; the *capacity* path grants room for whole prompts, first come first served, one order at a time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from perfmodel.cost import CostModel
+from perfmodel.loan import CLOCK_DRIFT
+from perfmodel.messages import (
+    Address,
+    Command,
+    Event,
+    Heartbeat,
+    HeartbeatReply,
+    MessageReceived,
+    MoveKvCache,
+    Need,
+    OrderId,
+    PeerLost,
+    PeerReturned,
+    Preempt,
+    RequestPlacementEntry,
+    Send,
+    TimerFired,
+)
+from perfmodel.specs import LinkSpec
+from perfmodel.view import ClusterView, Load, Move, PlacementPolicy, SchedulerParams
+
+DEAD_AFTER_HEARTBEATS = 4.0  # periods of silence after which an instance counts as dead
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What a gManager knows of the cluster before any heartbeat."""
+
+    num_instances: int
+    block_tokens: int
+    belief: CostModel
+    link: Callable[[int, int], LinkSpec]
+
+
+@dataclass(slots=True)
+class _Instance:
+    """The newest heartbeat of one instance."""
+
+    incarnation: int
+    seq: int
+    heard_s: float
+    load: Load
+    needs: tuple[Need, ...]
+    open_order: OrderId | None
+    youngest: tuple[int, int] | None
+    placement: dict[tuple[int, int], RequestPlacementEntry] = field(default_factory=dict)
+    complete: bool = False  # a full heartbeat has been heard under this gManager's incarnation
+
+
+class GManager:
+    """One per cluster. `incarnation` grows with each restart; orders of older ones are refused by whoever has heard of it."""
+
+    def __init__(
+        self,
+        facts: ClusterFacts,
+        params: SchedulerParams,
+        placement: PlacementPolicy,
+        incarnation: int = 1,
+        now_s: float = 0.0,
+    ) -> None:
+        self.facts, self.params, self.placement, self.incarnation = facts, params, placement, incarnation
+        self.instances: dict[int, _Instance] = {}
+        self._plan_at_s = now_s + params.period_s
+        self._orders = 0
+        self._granting: tuple[OrderId, int, float] | None = (
+            None  # the capacity order in flight: id, request, forgotten at
+        )
+        self._settled_at_s = now_s + DEAD_AFTER_HEARTBEATS * params.heartbeat_s
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        match event:
+            case MessageReceived(sender, Heartbeat() as heartbeat):
+                return self._on_heartbeat(sender, heartbeat, now_s)
+            case PeerLost(peer):
+                self._forget(peer)
+                return []
+            case PeerReturned():
+                return []
+            case TimerFired():
+                self._plan_at_s = now_s + self.params.period_s
+                return self._plan(now_s)
+        raise AssertionError(f"the gManager does not know {event}")
+
+    def next_deadline_s(self) -> float:
+        return self._plan_at_s
+
+    def check_invariants(self) -> None:
+        assert all(entry.num_blocks > 0 for known in self.instances.values() for entry in known.placement.values())
+
+    # ---- heartbeats ----------------------------------------------------------------------------------------------------------
+    def _on_heartbeat(self, sender: Address, heartbeat: Heartbeat, now_s: float) -> list[Command]:
+        known = self.instances.get(sender)
+        if known is not None and (heartbeat.incarnation, heartbeat.seq) <= (known.incarnation, known.seq):
+            return []
+        fresh = known is None or known.incarnation != heartbeat.incarnation
+        complete = heartbeat.full or (not fresh and known is not None and known.complete)
+        placement = {} if heartbeat.full or fresh or known is None else known.placement
+        for entry in heartbeat.entries:
+            key = (entry.req_id, entry.inst_id)
+            if entry.num_blocks:
+                placement[key] = entry
+            else:
+                placement.pop(key, None)
+        self.instances[sender] = _Instance(
+            heartbeat.incarnation,
+            heartbeat.seq,
+            now_s,
+            heartbeat.load,
+            heartbeat.needs,
+            heartbeat.open_order,
+            heartbeat.youngest,
+            placement,
+            complete,
+        )
+        self._note_outcomes(heartbeat)
+        commands: list[Command] = [Send(sender, self._reply(heartbeat, resync=not complete))]
+        if heartbeat.needs and self._knows_all(now_s):
+            commands += self._plan_capacity(now_s)
+        return commands
+
+    def _note_outcomes(self, heartbeat: Heartbeat) -> None:
+        if self._granting is not None and any(order == self._granting[0] for order, _ in heartbeat.outcomes):
+            self._granting = None
+
+    def _reply(self, heartbeat: Heartbeat, resync: bool) -> HeartbeatReply:
+        incarnations = tuple((i, known.incarnation) for i, known in sorted(self.instances.items()))
+        return HeartbeatReply(self.incarnation, heartbeat.seq, incarnations, resync, self._barrier())
+
+    def _barrier(self) -> int | None:
+        """Sequence of the oldest unmet capacity need: nobody behind it is admitted anywhere."""
+        return min((need.sequence for known in self.instances.values() for need in known.needs), default=None)
+
+    # ---- planning ------------------------------------------------------------------------------------------------------------
+    def _plan(self, now_s: float) -> list[Command]:
+        silent_s = DEAD_AFTER_HEARTBEATS * self.params.heartbeat_s
+        for instance, known in list(self.instances.items()):
+            if now_s - known.heard_s > silent_s:
+                self._forget(instance)
+        if not self._knows_all(now_s):
+            return []
+        commands = self._plan_capacity(now_s)
+        return commands + [self._order(move) for move in self.placement.plan(self.view()) if self._is_known(move)]
+
+    def _knows_all(self, now_s: float) -> bool:
+        """A (re)started gManager plans after a full heartbeat of every live instance; the silent ones it takes for dead."""
+        heard = len(self.instances) == self.facts.num_instances or now_s >= self._settled_at_s
+        return heard and all(known.complete for known in self.instances.values())
+
+    def _forget(self, instance: int) -> None:
+        self.instances.pop(instance, None)
+
+    def view(self) -> ClusterView:
+        """What the placement policy sees now."""
+        loads = {i: known.load for i, known in sorted(self.instances.items())}
+        kept = sum(need.num_blocks for known in self.instances.values() for need in known.needs)
+        return ClusterView(loads, self.facts.belief, self.params, self.facts.block_tokens, self.facts.link, kept)
+
+    def _is_known(self, move: Move) -> bool:
+        return (
+            move.src in self.instances and move.dst in self.instances and move.src != move.dst and move.num_blocks > 0
+        )
+
+    def _order(self, move: Move) -> Command:
+        part = (move.dst, self.instances[move.dst].incarnation, move.num_blocks)
+        return self._send_order(move.src, move.req_id, (part,), "throughput")
+
+    def _send_order(self, debtor: int, req_id: int, parts: tuple[tuple[int, int, int], ...], kind: str) -> Command:
+        order = self._next_order()
+        return Send(debtor, MoveKvCache(order, self.instances[debtor].seq, req_id, parts, kind))
+
+    def _next_order(self) -> OrderId:
+        self._orders += 1
+        return OrderId(self.incarnation, self._orders)
+
+    # ---- capacity ------------------------------------------------------------------------------------------------------------
+    def _plan_capacity(self, now_s: float) -> list[Command]:
+        """Grant the oldest need, or make room for it; one order in flight."""
+        if self._granting is not None and now_s < self._granting[2]:
+            return []
+        self._granting = None
+        needs = [(need, i) for i, known in self.instances.items() for need in known.needs]
+        if not needs or any(known.open_order for known in self.instances.values()):
+            return []
+        need, debtor = min(needs, key=lambda n: n[0].sequence)
+        parts = self._parts(need, debtor)
+        if parts is None:
+            return self._make_room(need, debtor)
+        command = self._send_order(debtor, need.req_id, parts, "capacity")
+        ttl_s = self.params.order_ttl_s * (1 + 2 * CLOCK_DRIFT)
+        self._granting = (OrderId(self.incarnation, self._orders), need.req_id, now_s + ttl_s)
+        return [command]
+
+    def _parts(self, need: Need, debtor: int) -> tuple[tuple[int, int, int], ...] | None:
+        """Creditors with the most room first, each filled up to its headroom; None where they have not enough together."""
+        rooms = sorted(
+            (-max(0, known.load.free_blocks - known.load.headroom_blocks), i)
+            for i, known in self.instances.items()
+            if i != debtor
+        )
+        parts, missing = [], need.num_blocks
+        for negative, i in rooms:
+            take = min(-negative, missing)
+            if take > 0:
+                parts.append((i, self.instances[i].incarnation, take))
+                missing -= take
+        return tuple(parts) if missing <= 0 else None
+
+    def _make_room(self, need: Need, debtor: int) -> list[Command]:
+        """An unmet need older than the youngest admitted request: preempt that one."""
+        youngest = [(*known.youngest, i) for i, known in self.instances.items() if known.youngest is not None]
+        if not youngest:
+            return []
+        sequence, req_id, instance = max(youngest)
+        if sequence <= need.sequence:
+            return []
+        known = self.instances[instance]
+        known.youngest = None  # the next one shows up in the next heartbeat
+        return [Send(instance, Preempt(self._next_order(), known.seq, req_id))]

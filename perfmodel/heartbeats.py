@@ -1,0 +1,180 @@
+"""Reporter: what an instance tells the gManager, and when.
+
+Entries are sent when they have changed since the last heartbeat that was answered; everything, when the gManager asks for it.
+"""
+
+from heapq import nlargest
+from typing import TYPE_CHECKING
+
+from perfmodel.messages import (
+    GMANAGER,
+    Heartbeat,
+    HeartbeatReply,
+    Need,
+    OrderId,
+    RequestPlacementEntry,
+    Send,
+)
+from perfmodel.view import Load, Movable, RemoteRead, SchedulerParams
+
+if TYPE_CHECKING:
+    from perfmodel.rmanager import RManager
+
+LONGEST = 4  # requests whose length a heartbeat tells; more than that do not move within a period
+WAITING = 64  # waiting prompts that a heartbeat lists
+GROWTH_BLOCKS = 64  # blocks asked for when a request cannot grow
+MIN_SHARE_BLOCKS = 16  # a prompt larger than its instance wants at least this much room at home
+MOVE_BACK_WAIT_FRAC = 0.1  # share of time waiting for others above which a debtor with room takes a loan back
+
+
+class Reporter:
+    """Heartbeats of one RManager, every `heartbeat_s`, half a period before the gManager plans."""
+
+    def __init__(self, owner: "RManager", params: SchedulerParams, now_s: float) -> None:
+        self.owner = owner
+        self.params = params
+        self.due_s = now_s + params.heartbeat_s / 2
+        self._seq = 0
+        self._full = True
+        self._sent: dict[int, tuple[float, dict[tuple[int, int], RequestPlacementEntry]]] = {}
+        self._answered: dict[tuple[int, int], RequestPlacementEntry] = {}
+        self._outcomes: dict[int, tuple[tuple[OrderId, str], ...]] = {}
+        self._urgent_for: int | None = None  # the needy request that a heartbeat was hurried for
+        self._waited_s = 0.0
+        self._since_s = now_s
+
+    def age_s(self, seq: int, now_s: float) -> float:
+        """How long ago heartbeat `seq` was sent; infinite where it was not, or long ago."""
+        return now_s - self._sent[seq][0] if seq in self._sent else float("inf")
+
+    def report(self, now_s: float) -> None:
+        """Send a heartbeat and set the time of the next."""
+        self.due_s = now_s + self.params.heartbeat_s
+        self._seq += 1
+        entries = self._entries()
+        self._sent[self._seq] = (now_s, entries)
+        for seq in [s for s, (t, _) in self._sent.items() if now_s - t > 4 * self.params.order_ttl_s]:
+            del self._sent[seq]
+        borrower = self.owner.borrower
+        if borrower.outcomes:
+            self._outcomes[self._seq] = tuple(borrower.outcomes)
+            borrower.outcomes.clear()
+        heartbeat = Heartbeat(
+            incarnation=self.owner.incarnation,
+            seq=self._seq,
+            full=self._full,
+            entries=tuple(entries.values()) if self._full else self._changes(entries),
+            load=self.load(),
+            needs=tuple(self.needs()),
+            outcomes=tuple(o for outcomes in self._outcomes.values() for o in outcomes),
+            open_order=borrower.open_order,
+            youngest=self._youngest(),
+        )
+        self.owner.commands.append(Send(GMANAGER, heartbeat))
+        self._take_back(now_s)
+
+    def on_reply(self, reply: HeartbeatReply, now_s: float) -> None:
+        if reply.seq in self._sent and not reply.resync:
+            self._answered = self._sent[reply.seq][1]
+            self._full = False
+        elif reply.resync:
+            self._full = True
+            self.due_s = now_s
+        self.owner.borrower.note_gmanager(reply.gmanager_incarnation)
+        self._outcomes = {seq: o for seq, o in self._outcomes.items() if seq > reply.seq}
+        if reply.barrier != self.owner.batcher.barrier:
+            self.owner.batcher.barrier = reply.barrier
+            self.owner.replan()
+
+    def hurry(self, now_s: float) -> None:
+        """A waiting request needs blocks: tell it now, once per request."""
+        needy = next((need.req_id for need in self.needs()), None)
+        waiting = self.owner.batcher.waiting
+        if needy is None and waiting and self.owner.step is not None:
+            needy = waiting[0].req_id
+        if needy is not None and needy != self._urgent_for:
+            self.due_s = now_s
+        self._urgent_for = needy
+
+    # ---- content -------------------------------------------------------------------------------------------------------------
+    def load(self) -> Load:
+        """The instance as the gManager sees it."""
+        owner = self.owner
+        batcher, pool, borrower = owner.batcher, owner.pool, owner.borrower
+        size = owner.limits.batch.block_tokens
+        return Load(
+            total_blocks=pool.total,
+            free_blocks=pool.free,
+            pledged_blocks=borrower.debtor.pledged_blocks(),
+            lent_blocks=pool.lent + pool.reserved,
+            headroom_blocks=owner.limits.batch.headroom_blocks,
+            batch=len(batcher.decoding),
+            context_tokens=batcher.context_tokens - batcher.remote_tokens,
+            remote=borrower.remote_reads(),
+            served=tuple(RemoteRead(p, rows, blocks * size) for p, rows, blocks in owner.creditor.served()),
+            waiting=tuple(row.remaining_tokens for row in batcher.waiting[:WAITING]),
+            longest=tuple(self._movable(row.req_id) for row in self._longest()),
+            iteration_s=owner.iteration_s,
+        )
+
+    def _longest(self) -> list:  # type: ignore[type-arg]
+        batcher = self.owner.batcher
+        return nlargest(LONGEST, batcher.decoding.values(), key=batcher.kv_tokens)
+
+    def _movable(self, req_id: int) -> Movable:
+        row = self.owner.batcher.decoding[req_id]
+        return Movable(req_id, self.owner.batcher.kv_tokens(row), self.owner.borrower.num_movable(row))
+
+    def needs(self) -> list[Need]:
+        """Requests that want blocks elsewhere, oldest first: a prompt larger than the instance, a row that cannot grow."""
+        owner = self.owner
+        waiting = owner.batcher.waiting
+        needs = [Need(r.req_id, GROWTH_BLOCKS, r.sequence) for r in owner.borrower.suspended.values()]
+        first = waiting[0] if waiting else None
+        if first is not None and first.blocks_needed > owner.pool.total:
+            idle = not owner.batcher.decoding and not owner.batcher.prefilling
+            share = owner.pool.free - (0 if idle else owner.limits.batch.headroom_blocks)
+            if share >= min(MIN_SHARE_BLOCKS, owner.pool.total):
+                needs.append(Need(first.req_id, first.blocks_needed - min(share, first.blocks_needed), first.sequence))
+        return sorted(needs, key=lambda need: need.sequence)
+
+    def _entries(self) -> dict[tuple[int, int], RequestPlacementEntry]:
+        owner, entries = self.owner, {}
+        for row in self._longest():
+            local = len(row.blocks) - row.remote_blocks
+            entries[row.req_id, owner.instance] = RequestPlacementEntry(row.req_id, owner.instance, local, True)
+        for req_id, loans in owner.borrower.debtor.by_request.items():
+            for loan in loans:
+                key = (req_id, loan.id.creditor)
+                before = entries[key].num_blocks if key in entries else 0
+                entries[key] = RequestPlacementEntry(req_id, loan.id.creditor, before + loan.num_blocks, False)
+        return entries
+
+    def _changes(self, entries: dict[tuple[int, int], RequestPlacementEntry]) -> tuple[RequestPlacementEntry, ...]:
+        changed = [entry for key, entry in entries.items() if self._answered.get(key) != entry]
+        gone = [
+            RequestPlacementEntry(entry.req_id, entry.inst_id, 0, entry.local)
+            for key, entry in self._answered.items()
+            if key not in entries
+        ]
+        return tuple(changed + gone)
+
+    def _youngest(self) -> tuple[int, int] | None:
+        batcher = self.owner.batcher
+        if not batcher.decoding and not batcher.prefilling:
+            return None
+        row = batcher.youngest()
+        return row.sequence, row.req_id
+
+    # ---- move-back -----------------------------------------------------------------------------------------------------------
+    def _take_back(self, now_s: float) -> None:
+        """A debtor that waits for others much of its time, and has room, takes its smallest loan back."""
+        owner = self.owner
+        waited_s = owner.remote_wait_s - self._waited_s
+        span_s, self._since_s, self._waited_s = now_s - self._since_s, now_s, owner.remote_wait_s
+        held = [loan for loan in owner.borrower.debtor.loans.values() if loan.committed == loan.num_blocks > 0]
+        if not held or owner.batcher.waiting or waited_s < MOVE_BACK_WAIT_FRAC * span_s:
+            return
+        smallest = min(held, key=lambda loan: (loan.num_blocks, loan.id))
+        if smallest.num_blocks + owner.limits.batch.headroom_blocks <= owner.pool.free // 2:
+            owner.borrower.move_back(smallest)
