@@ -5,32 +5,55 @@ lengths. It decides nothing. Before a machine hears of anything else, the iterat
 """
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from infsim.chaos import Chaos
 from infsim.clockwork import Clockwork, Kind
 from infsim.executor import Executor
+from infsim.links import Links
+from infsim.surroundings import Published
+from infsim.transfers import POST_S, Transfer, Transfers
 from perfmodel.cluster import ClusterSpec, Workload, build_machines
 from perfmodel.errors import RunError
 from perfmodel.messages import (
     DISPATCHER,
+    GMANAGER,
     Address,
     Command,
     CutIterations,
     Event,
     Finish,
+    LoanId,
     MessageReceived,
+    PeerLost,
+    PeerReturned,
+    PostReceive,
+    ReadEnded,
+    ReadStarted,
+    RecordMove,
+    RefuseRead,
     Request,
     RequestArrived,
     RequestOutcome,
     Send,
+    Serve,
+    StartFetch,
     StartIterations,
+    StartTransfer,
+    SubmitRequest,
+    TimerFired,
+    TransferDone,
+    TransferId,
     machine_name,
 )
 from perfmodel.records import Collector, Counters, RunResult, total, window_marks
 
 STALL_S = 600.0  # virtual seconds without an iteration, an arrival or a transfer after which a run counts as stuck
 STORY_EVENTS = 12
+INF = float("inf")
 
 
 class Observer(Protocol):
@@ -52,13 +75,20 @@ class Simulation:
         self.machines = build_machines(spec)
         self.collector = Collector(marks={"start": Counters()})
         self.env = Clockwork()
-        left: list[int] = workload.output_tokens.tolist()
-        self.executors = [Executor(spec.truth, left) for _ in range(spec.num_instances)]
-        self._message_s = spec.instance.inter_link.latency_s
+        self.executors = [Executor(spec.truth) for _ in range(spec.num_instances)]
+        instance = spec.instance
+        self.links = Links(spec.nodes, instance.num_gpus, instance.intra_link, instance.inter_link)
+        self.transfers = Transfers(self.links, instance.block_bytes, self._pace_bytes_per_s)
+        self.published = Published(self.executors, self.links, self._reprice)
+        self.chaos = Chaos(spec.chaos, spec.seed, instance.inter_link.latency_s)
+        self.dead: set[Address] = set()
         self._sent: dict[Address, int] = {}
+        self._armed: dict[Address, float] = {}
+        self._reads: list[dict[int, tuple[int, tuple[tuple[LoanId, int], ...]]]] = [{} for _ in self.executors]
         self._marks = window_marks(workload.window_kind, len(workload))
         self._arrival_s: list[float] = workload.arrival_s.tolist() if workload.users is None else [0.0] * len(workload)
         self._num_arrived = 0
+        self._next_closed = min(workload.users or 0, len(workload))
         self._progress_s = 0.0
         self._stories: dict[Address, deque[tuple[float, Event]]] = {}
         self._done = self.env.event()
@@ -67,7 +97,10 @@ class Simulation:
         """Raises RunError, with the story of the machines that are stuck, where the run cannot end."""
         if len(self.workload):
             self._schedule_arrivals()
+            self._schedule_faults()
             self._schedule_sample(0)
+            for machine in self.machines.addresses():
+                self._arm(machine)
             self.env.run(until=self._done)
         self._mark("end")
         self._sample()
@@ -77,9 +110,14 @@ class Simulation:
 
     # ---- events to machines, commands from them ------------------------------------------------------------------------------
     def _deliver(self, machine: Address, event: Event) -> None:
-        """Settle, hand over, and perform what comes back."""
+        """Settle, hand over, and perform what comes back. A lost machine hears nothing."""
+        if machine in self.dead:
+            return
         if machine >= 0:
             self._settle(machine)
+            if isinstance(event, MessageReceived) and isinstance(event.message, SubmitRequest):
+                req_id = event.message.request.req_id
+                self.executors[machine].left[req_id] = int(self.workload.output_tokens[req_id])
         self._handle(machine, event)
 
     def _settle(self, instance: int) -> None:
@@ -88,7 +126,7 @@ class Simulation:
             self._handle(instance, settled)
 
     def _handle(self, machine: Address, event: Event) -> None:
-        now_s = self.env.now
+        now_s = self._local_s(machine)
         if self.observer:
             self.observer.event(now_s, machine, event)
         self._stories.setdefault(machine, deque(maxlen=STORY_EVENTS)).append((now_s, event))
@@ -99,53 +137,319 @@ class Simulation:
             if self.observer:
                 self.observer.command(now_s, machine, command)
             self._perform(machine, command)
+        if machine != DISPATCHER and self.spec.placement:
+            self._arm(machine)
+        if self.collector.num_ended == len(self.workload):
+            self._end_if_at_rest()
 
-    def _perform(self, machine: Address, command: Command) -> None:
+    def _perform(self, machine: Address, command: Command) -> None:  # noqa: PLR0912
         match command:
             case StartIterations():
-                self.executors[machine].start(command, self.env.now)
-                self._schedule_end(machine)
+                self._start_step(machine, command)
             case CutIterations():
                 if self.executors[machine].cut():
                     self._schedule_end(machine)
-            case Send(receiver, message):
-                event = MessageReceived(machine, message)
-                self._at(
-                    self.env.now + self._message_s, Kind.MESSAGE, receiver, partial(self._deliver, receiver, event)
-                )
+            case Send():
+                self._send(machine, command)
+            case StartTransfer():
+                self.transfers.send(machine, command, self.env.now)
+                self._at(self.env.now + POST_S, Kind.TRANSFER, machine, partial(self._give_up, command.transfer))
+            case PostReceive():
+                self._receive(machine, command)
+            case StartFetch():
+                self._fetch(machine, command)
+            case RecordMove():
+                self.collector.add_move(command, self.spec.instance.block_bytes)
             case Finish(outcome):
                 self._note_end(outcome)
+            case Serve() | RefuseRead():
+                raise AssertionError(f"{command} answers no read")
 
-    def _at(self, time_s: float, kind: Kind, machine: Address, callback: partial[None]) -> None:
+    def _send(self, sender: Address, command: Send) -> None:
+        event = MessageReceived(sender, command.message)
+        for delay_s in self.chaos.arrivals_s(sender, command.receiver):
+            deliver = partial(self._deliver, command.receiver, event)
+            self._at(self.env.now + delay_s, Kind.MESSAGE, command.receiver, deliver)
+
+    def _at(self, time_s: float, kind: Kind, machine: Address, callback: "partial[None]") -> None:
         counter = self._sent[machine] = self._sent.get(machine, 0) + 1
         self.env.at(time_s, kind, machine, counter, callback)
 
+    # ---- clocks --------------------------------------------------------------------------------------------------------------
+    def _local_s(self, machine: Address) -> float:
+        """Now, on a machine's own clock."""
+        return self.env.now * self.chaos.clock_rate(machine)
+
+    def _arm(self, machine: Address) -> None:
+        """One timer per machine, at its next deadline."""
+        deadline_s = self.machines[machine].next_deadline_s() / self.chaos.clock_rate(machine)
+        if deadline_s < self._armed.get(machine, INF):
+            self._armed[machine] = deadline_s
+            self._at(deadline_s, Kind.TIMER, machine, partial(self._fire, machine, deadline_s))
+
+    def _fire(self, machine: Address, deadline_s: float) -> None:
+        if self._armed.get(machine) != deadline_s or machine in self.dead:
+            return
+        del self._armed[machine]
+        if machine >= 0:
+            self._settle(machine)
+        if self.machines[machine].next_deadline_s() <= max(self._local_s(machine), deadline_s):
+            self._handle(machine, TimerFired())
+        self._arm(machine)
+
     # ---- iterations ----------------------------------------------------------------------------------------------------------
+    def _start_step(self, instance: int, step: StartIterations) -> None:
+        executor = self.executors[instance]
+        executor.start(step, self.env.now, self.published.around(instance))
+        if executor.batch_changed and self.spec.placement:
+            self.published.publish(instance, step)
+        stale, lost = self._open_reads(instance, step.reads)
+        if stale or lost:
+            executor.stuck = True  # a lost peer is told of later; a refusal is an exchange away
+        if stale:
+            abort = partial(self._abort_step, instance, step.step, stale)
+            self._at(self.env.now + 2 * self.spec.instance.inter_link.latency_s, Kind.ITERATIONS, instance, abort)
+        if not executor.stuck:
+            self._schedule_end(instance)
+
     def _schedule_end(self, instance: int) -> None:
         executor = self.executors[instance]
         assert executor.step is not None
-        end = partial(self._end_step, instance, executor.step.step, executor.end_iterations)
+        end = partial(self._end_step, instance, executor, executor.step.step, executor.end_iterations)
         self._at(executor.end_s, Kind.ITERATIONS, instance, end)
 
-    def _end_step(self, instance: int, step: int, iterations: int) -> None:
-        executor = self.executors[instance]
+    def _end_step(self, instance: int, executor: Executor, step: int, iterations: int) -> None:
         running = executor.step
-        if running is None or running.step != step or executor.end_iterations != iterations:
+        if running is None or running.step != step or executor.end_iterations != iterations or executor.stuck:
             return  # a timeout of a step that was cut or has ended: SimPy cannot cancel them
+        if self.executors[instance] is not executor:
+            return  # the instance was lost
         self._progress_s = self.env.now
         if self.observer:
             self.observer.span(instance, executor.start_s, self.env.now, running)
         self._handle(instance, executor.end())
+        self._note_idle(instance)
+
+    def _abort_step(self, instance: int, step: int, stale: tuple[LoanId, ...]) -> None:
+        executor = self.executors[instance]
+        if executor.step is not None and executor.step.step == step:
+            self._close_reads(instance)
+            self._handle(instance, executor.abort(stale))
+            self._note_idle(instance)
+
+    def _note_idle(self, instance: int) -> None:
+        if self.executors[instance].step is None and self.spec.placement:
+            self._close_reads(instance)
+            self.published.publish(instance, None)
+
+    def _reprice(self, instance: int) -> None:
+        """What a running step depends on has changed: end it at the next boundary; the next one is priced anew."""
+        if instance in self.dead:
+            return
+        self._settle(instance)
+        if self.executors[instance].cut():
+            self._schedule_end(instance)
+
+    # ---- reads ---------------------------------------------------------------------------------------------------------------
+    def _open_reads(
+        self, debtor: int, reads: Sequence[tuple[LoanId, int]]
+    ) -> tuple[tuple[LoanId, ...], list[int]]:
+        """Post the queries of a step at its creditors. Reads that go on unchanged stay open. Returns (stale loans, lost peers)."""
+        wanted: dict[int, list[tuple[LoanId, int]]] = {}
+        for loan, num_blocks in reads:
+            wanted.setdefault(loan.creditor, []).append((loan, num_blocks))
+        stale: tuple[LoanId, ...] = ()
+        lost = []
+        before, mine = self._reads[debtor], {}
+        for creditor in sorted(wanted):
+            entries = tuple(wanted[creditor])
+            if creditor in before and before[creditor][1] == entries:
+                mine[creditor] = before.pop(creditor)
+            elif creditor in self.dead or self.machines.rmanagers[creditor].incarnation != entries[0][0].creditor_incarnation:
+                lost.append(creditor)
+            else:
+                read = self._new_read(debtor)
+                refused = self._read(debtor, creditor, read, entries)
+                stale += refused
+                if not refused:
+                    mine[creditor] = (read, entries)
+        self._reads[debtor] = mine
+        for creditor, (read, _) in before.items():
+            self._deliver(creditor, ReadEnded(debtor, read))
+        return stale, lost
+
+    def _new_read(self, debtor: int) -> int:
+        counter = self._sent[debtor] = self._sent.get(debtor, 0) + 1
+        return counter
+
+    def _read(
+        self, debtor: int, creditor: int, read: int, entries: tuple[tuple[LoanId, int], ...]
+    ) -> tuple[LoanId, ...]:
+        """Ask a creditor to serve a read; returns the loans it refuses."""
+        self._settle(creditor)
+        event = ReadStarted(debtor, read, entries)
+        refused: tuple[LoanId, ...] = ()
+        now_s = self._local_s(creditor)
+        if self.observer:
+            self.observer.event(now_s, creditor, event)
+        self._stories.setdefault(creditor, deque(maxlen=STORY_EVENTS)).append((now_s, event))
+        for command in self.machines[creditor].handle(event, now_s):
+            if self.observer:
+                self.observer.command(now_s, creditor, command)
+            if isinstance(command, RefuseRead):
+                refused = command.stale
+            elif not isinstance(command, Serve):
+                self._perform(creditor, command)
+        return refused
+
+    def _close_reads(self, debtor: int) -> None:
+        reads, self._reads[debtor] = self._reads[debtor], {}
+        for creditor, (read, _) in reads.items():
+            self._deliver(creditor, ReadEnded(debtor, read))
+
+    # ---- transfers -----------------------------------------------------------------------------------------------------------
+    def _pace_bytes_per_s(self, debtor: int, tokens_per_iteration: int) -> float:
+        """Rate of `tokens_per_iteration` at the debtor's current pace; unlimited where it is idle or not paced."""
+        iteration_s = self.executors[debtor].iteration_s
+        if not tokens_per_iteration or not iteration_s:
+            return INF
+        instance = self.spec.instance
+        return tokens_per_iteration * instance.block_bytes / instance.block_tokens / iteration_s
+
+    def _receive(self, creditor: int, command: PostReceive) -> None:
+        self._complete_transfers()
+        transfer = self.transfers.receive(creditor, command, self.env.now)
+        if transfer is None:
+            done = TransferDone(command.transfer, command.loan, ok=False)
+            self._at(self.env.now, Kind.TRANSFER, creditor, partial(self._deliver, creditor, done))
+        else:
+            self._transfers_changed(transfer)
+
+    def _fetch(self, debtor: int, command: StartFetch) -> None:
+        read = self._new_read(debtor)
+        dead = command.peer in self.dead
+        current = self.machines.rmanagers[command.peer].incarnation == command.loan.creditor_incarnation
+        entries = ((command.loan, command.first + len(command.blocks)),)
+        refused = dead or not current or bool(self._read(debtor, command.peer, read, entries))
+        if refused:
+            done = TransferDone(command.transfer, command.loan, ok=False, stale=True)
+            delay_s = 2 * self.spec.instance.inter_link.latency_s
+            self._at(self.env.now + delay_s, Kind.TRANSFER, debtor, partial(self._deliver, debtor, done))
+            return
+        self._complete_transfers()
+        self._transfers_changed(self.transfers.fetch(debtor, command, read, self.env.now))
+
+    def _transfers_changed(self, transfer: Transfer) -> None:
+        self._progress_s = self.env.now
+        for instance in (transfer.src, transfer.dst):
+            self.published.publish_copies(instance)
+        self._schedule_completion()
+
+    def _schedule_completion(self) -> None:
+        head = self.links.next_completion()
+        if head is not None:
+            self._at(head[0], Kind.TRANSFER, GMANAGER, partial(self._complete_transfers))
+
+    def _complete_transfers(self) -> None:
+        head = self.links.next_completion()
+        if head is None or head[0] > self.env.now:
+            return
+        for transfer in self.transfers.take_complete(self.env.now):
+            latency_s = self.links.spec(transfer.src, transfer.dst).latency_s
+            end = partial(self._end_transfer, transfer, True)
+            self._at(self.env.now + latency_s, Kind.TRANSFER, transfer.dst, end)
+            self._transfers_changed(transfer)
+
+    def _end_transfer(self, transfer: Transfer, ok: bool) -> None:
+        self._progress_s = self.env.now
+        done = TransferDone(transfer.transfer, transfer.loan, ok)
+        if transfer.read is not None:
+            self._deliver(transfer.src, ReadEnded(transfer.dst, transfer.read))
+            self._deliver(transfer.dst, done)
+            return
+        if self._lives(transfer.dst, transfer.loan.creditor_incarnation):
+            self._deliver(transfer.dst, done)
+        if self._lives(transfer.src, transfer.loan.debtor_incarnation):
+            self._deliver(transfer.src, done)
+
+    def _lives(self, instance: int, incarnation: int) -> bool:
+        return instance not in self.dead and self.machines.rmanagers[instance].incarnation == incarnation
+
+    def _give_up(self, transfer: TransferId) -> None:
+        held = self.transfers.give_up(transfer)
+        if held is not None and self._lives(held.src, held.loan.debtor_incarnation):
+            self._deliver(held.src, TransferDone(transfer, held.loan, ok=False))
+
+    # ---- faults --------------------------------------------------------------------------------------------------------------
+    def _schedule_faults(self) -> None:
+        params = self.chaos.params
+        for time_s, machine, back_s in params.kill:
+            self._at(time_s, Kind.SAMPLE, machine, partial(self._kill, machine))
+            if back_s < INF:
+                back_s = max(back_s, time_s + params.detect_s)
+                self._at(back_s, Kind.SAMPLE, machine, partial(self._return, machine))
+        for time_s, machine in params.accuse:
+            self._at(time_s, Kind.SAMPLE, machine, partial(self._tell_all, machine, PeerLost(machine)))
+            incarnation = self.machines.rmanagers[machine].incarnation
+            back = partial(self._tell_all, machine, PeerReturned(machine, incarnation))
+            self._at(time_s + params.detect_s, Kind.SAMPLE, machine, back)
+
+    def _kill(self, machine: Address) -> None:
+        self._note("kill", lost=machine_name(machine))
+        if machine >= 0:
+            self._settle(machine)
+            for debtor, executor in enumerate(self.executors):
+                if debtor != machine and machine in self._reads[debtor]:
+                    self._settle(debtor)
+                    executor.stuck = True
+        self.dead.add(machine)
+        if machine >= 0:
+            self._complete_transfers()
+            lost = self.transfers.lose(machine, self.env.now)
+            self._schedule_completion()
+            detected = partial(self._detect, machine, lost, self._reads[machine])
+            self._reads[machine] = {}
+            self.executors[machine].step = None
+            self.executors[machine] = self.published.replace(machine, Executor(self.spec.truth))
+            self._at(self.env.now + self.chaos.params.detect_s, Kind.SAMPLE, machine, detected)
+
+    def _detect(
+        self, machine: int, lost: list[Transfer], reads: dict[int, tuple[int, tuple[tuple[LoanId, int], ...]]]
+    ) -> None:
+        """The transport has noticed: broken transfers and reads end, waiting iterations are given up, and peers are told."""
+        for transfer in lost:
+            self._end_transfer(transfer, ok=False)
+            self._transfers_changed(transfer)
+        for creditor, (read, _) in reads.items():
+            self._deliver(creditor, ReadEnded(machine, read))
+        for debtor, executor in enumerate(self.executors):
+            if executor.stuck and executor.step is not None and debtor not in self.dead:
+                self._abort_step(debtor, executor.step.step, ())
+        self._tell_all(machine, PeerLost(machine))
+
+    def _tell_all(self, about: Address, event: Event) -> None:
+        for machine in self.machines.addresses():
+            if machine != about:
+                self._deliver(machine, event)
+
+    def _return(self, machine: Address) -> None:
+        self._note("return", back=machine_name(machine))
+        self._armed.pop(machine, None)
+        if machine == GMANAGER:
+            self.machines.restart_gmanager(self._local_s(machine))
+        else:
+            self.machines.restart_instance(machine, self._local_s(machine))
+        self.dead.discard(machine)
+        self._arm(machine)
+        if machine >= 0:
+            self._tell_all(machine, PeerReturned(machine, self.machines.rmanagers[machine].incarnation))
 
     # ---- requests ------------------------------------------------------------------------------------------------------------
     def _schedule_arrivals(self) -> None:
-        users = self.workload.users
-        if users is None:
+        if self.workload.users is None:
             self._schedule_arrival(0, self._arrival_s[0])
-        else:
-            for req_id in range(min(users, len(self.workload))):
-                self._schedule_arrival(req_id, 0.0)
-            self._next_closed = min(users, len(self.workload))
+        for req_id in range(self._next_closed):
+            self._schedule_arrival(req_id, 0.0)
 
     def _schedule_arrival(self, req_id: int, time_s: float) -> None:
         self._at(time_s, Kind.ARRIVAL, DISPATCHER, partial(self._arrive, req_id))
@@ -163,9 +467,9 @@ class Simulation:
     def _note_end(self, outcome: RequestOutcome) -> None:
         req_id = outcome.req_id
         asked = int(self.workload.output_tokens[req_id])
-        assert outcome.status != "finished" or outcome.output_tokens == asked, (
-            f"{outcome} gave another number than {asked}"
-        )
+        assert outcome.status != "finished" or outcome.output_tokens == asked, f"{outcome} has not the {asked} asked for"
+        if outcome.instance is not None and self.chaos.params.drift_frac:
+            outcome = _on_true_time(outcome, self.chaos.clock_rate(outcome.instance))
         self.collector.add_request(outcome, self._arrival_s[req_id], int(self.workload.input_tokens[req_id]), asked)
         if self.workload.window_kind == "finishes":
             self._mark_at(self.collector.num_ended)
@@ -173,11 +477,10 @@ class Simulation:
             following, self._next_closed = self._next_closed, self._next_closed + 1
             think_s = 0.0 if self.workload.think_s is None else float(self.workload.think_s[following])
             self._schedule_arrival(following, self.env.now + think_s)
-        if self.collector.num_ended == len(self.workload):
-            self._at(self.env.now, Kind.SAMPLE, DISPATCHER, partial(self._end_if_at_rest))
 
     def _end_if_at_rest(self) -> None:
-        if not self._done.triggered and all(manager.at_rest for manager in self.machines.rmanagers):
+        live = [m for i, m in enumerate(self.machines.rmanagers) if i not in self.dead]
+        if not self._done.triggered and all(manager.at_rest for manager in live):
             self._done.succeed()
 
     # ---- looking on ----------------------------------------------------------------------------------------------------------
@@ -187,10 +490,14 @@ class Simulation:
 
     def _mark(self, name: str) -> None:
         """Keep the counters as they are at this instant."""
-        for instance in range(self.spec.num_instances):
-            self._settle(instance)
+        self._settle_all()
         self._note("mark", name=name)
         self.collector.marks[name] = total([m.counters for m in self.machines.rmanagers], self.env.now)
+
+    def _settle_all(self) -> None:
+        for instance in range(self.spec.num_instances):
+            if instance not in self.dead:
+                self._settle(instance)
 
     def _note(self, what: str, **values: Any) -> None:
         if self.observer:
@@ -205,15 +512,14 @@ class Simulation:
         self._schedule_sample(count + 1)
 
     def _sample(self) -> None:
-        for instance in range(self.spec.num_instances):
-            self._settle(instance)
+        self._settle_all()
         self._note("sample")
         for instance, manager in enumerate(self.machines.rmanagers):
             self.collector.add_sample(self.env.now, instance, manager.sample())
 
     def _check_progress(self) -> None:
         waiting_for_arrivals = self.workload.users is None and self._num_arrived < len(self.workload)
-        busy = any(executor.step is not None for executor in self.executors)
+        busy = any(executor.step is not None for executor in self.executors) or len(self.transfers) > 0
         if busy or waiting_for_arrivals or self.env.now - self._progress_s < STALL_S:
             return
         raise RunError(self._story())
@@ -237,3 +543,10 @@ class Simulation:
             for name, seconds in executor.basis_s.items():
                 sums[name] = sums.get(name, 0.0) + seconds
         return sums
+
+
+def _on_true_time(outcome: RequestOutcome, rate: float) -> RequestOutcome:
+    """An outcome's times from a clock of that rate."""
+    names = ("received_s", "admitted_s", "first_token_s", "finish_s", "preempted_s", "remote_wait_s")
+    values = {name: getattr(outcome, name) for name in names}
+    return replace(outcome, **{name: None if v is None else v / rate for name, v in values.items()})

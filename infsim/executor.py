@@ -3,35 +3,42 @@
 from heapq import heappop, heappush
 
 from perfmodel.cost import CostModel
-from perfmodel.messages import IterationsDone, StartIterations
-from perfmodel.pricing import price_step
-from perfmodel.steptime import StepTime
+from perfmodel.messages import IterationsDone, LoanId, StartIterations
+from perfmodel.pricing import StepPrice, Surroundings, price_step
 
 
 class Executor:
-    """Runs one step at a time. `left` (shared by all instances) holds the output tokens each request has still to give."""
+    """Runs one step at a time. `left`: output tokens that each request here has still to give."""
 
-    def __init__(self, cost: CostModel, left: list[int]) -> None:
+    def __init__(self, cost: CostModel) -> None:
         self.cost = cost
-        self.left = left
+        self.left: dict[int, int] = {}
         self.step: StartIterations | None = None
-        self.end_iterations = 0  # of the step in progress, as planned now
-        self.basis_s: dict[str, float] = {}
         self.start_s = 0.0
+        self.end_iterations = 0  # of the step in progress, as planned now
+        self.stuck = False  # its iteration waits for a peer that is lost, or that has refused
+        self.batch_changed = False  # against the step before
+        self.basis_s: dict[str, float] = {}
         self._reported = 0
-        self._time: StepTime | None = None
+        self._price: StepPrice | None = None
         self._counter = 0  # decode iterations done
         self._finish_at: dict[int, int] = {}  # value of the counter with each row's last token
         self._finishes: list[tuple[int, int]] = []  # heap of (counter, req_id); entries of rows that left are stale
+        self._finished = False
+        self._shape: tuple[object, ...] = ()
 
-    def start(self, step: StartIterations, now_s: float) -> None:
+    # ---- a step --------------------------------------------------------------------------------------------------------------
+    def start(self, step: StartIterations, now_s: float, around: Surroundings) -> None:
         for req_id in step.left:
             self.left[req_id] = self._finish_at.pop(req_id) - self._counter
         for req_id in step.joined:
             self._finish_at[req_id] = self._counter + self.left[req_id]
             heappush(self._finishes, (self._finish_at[req_id], req_id))
-        self.step, self.start_s, self._reported = step, now_s, 0
-        self._time = price_step(self.cost, step)
+        self.step, self.start_s, self._reported, self.stuck = step, now_s, 0, False
+        shape = (step.decode_rows, step.chunks, step.remote, step.chunk_remote)
+        self.batch_changed = bool(step.joined or step.left or self._finished or shape != self._shape)
+        self._shape = shape
+        self._price = price_step(self.cost, step, around)
         self.end_iterations = step.max_iterations
         if step.decode_rows:
             self.end_iterations = min(step.max_iterations, self._first_finish() - self._counter)
@@ -39,22 +46,27 @@ class Executor:
     @property
     def end_s(self) -> float:
         """When the step in progress ends."""
-        assert self._time is not None
-        return self.start_s + self._time.total_s(self.end_iterations)
+        assert self._price is not None
+        return self.start_s + self._price.time.total_s(self.end_iterations)
+
+    @property
+    def iteration_s(self) -> float:
+        """Duration of the first iteration of the step in progress; 0 where there is none."""
+        return self._price.time.duration_s(0) if self.step is not None and self._price is not None else 0.0
 
     def cut(self) -> bool:
         """End the step at the next boundary. False where it ends there anyway."""
-        if self.end_iterations <= self._reported + 1:
+        if self.step is None or self.stuck or self.end_iterations <= self._reported + 1:
             return False
         self.end_iterations = self._reported + 1
         return True
 
     def settle(self, now_s: float) -> IterationsDone | None:
         """Iterations that are complete by now and not reported yet."""
-        if self.step is None or self.end_iterations == 1:
+        if self.step is None or self.stuck or self.end_iterations == 1:
             return None
-        assert self._time is not None
-        done = self._time.completed(now_s - self.start_s, self.end_iterations - 1)
+        assert self._price is not None
+        done = self._price.time.completed(now_s - self.start_s, self.end_iterations - 1)
         return self._report(done, ended=False) if done > self._reported else None
 
     def end(self) -> IterationsDone:
@@ -65,13 +77,29 @@ class Executor:
         self.step = None
         return done
 
-    def _report(self, iterations: int, ended: bool) -> IterationsDone:
+    def abort(self, stale: tuple[LoanId, ...] = ()) -> IterationsDone:
+        """The iteration in progress cannot be completed: it gives no token, and the step ends."""
         assert self.step is not None
-        new, self._reported = iterations - self._reported, iterations
+        step, self.step = self.step, None
+        self._finished = False
+        return IterationsDone(step.step, 0, (), ended=True, stale=stale, iteration_s=0.0)
+
+    # ---- its progress --------------------------------------------------------------------------------------------------------
+    def _report(self, iterations: int, ended: bool) -> IterationsDone:
+        assert self.step is not None and self._price is not None
+        new, before, self._reported = iterations - self._reported, self._reported, iterations
         if self.step.decode_rows:
             self._counter += new
         finished = self._take_finished(self.step) if ended else ()
-        return IterationsDone(self.step.step, new, finished, ended)
+        self._finished = bool(finished)
+        price = self._price
+        waited_s = 0.0
+        if price.alone is not price.time:
+            waited_s = (price.time.total_s(iterations) - price.time.total_s(before)) - (
+                price.alone.total_s(iterations) - price.alone.total_s(before)
+            )
+        last_s = price.time.duration_s(iterations - 1)
+        return IterationsDone(self.step.step, new, finished, ended, waited_s, iteration_s=last_s)
 
     def _take_finished(self, step: StartIterations) -> tuple[int, ...]:
         finished = []
@@ -94,11 +122,11 @@ class Executor:
 
     def _account(self, step: StartIterations) -> None:
         """Add the step's seconds to the way their price is known."""
-        assert self._time is not None
+        assert self._price is not None
         rows = step.decode_rows
         tokens = rows + sum(chunk.tokens for chunk in step.chunks)
         kernel_s, _, host_s = self.cost.iteration_terms(tokens, rows, rows + sum(c.last for c in step.chunks))
-        total_s = self._time.total_s(self.end_iterations)
+        total_s = self._price.time.total_s(self.end_iterations)
         kernels_s, hosts_s = kernel_s * self.end_iterations, host_s * self.end_iterations
         basis = self.cost.iteration_basis(tokens, rows, step.decode_context_tokens)
         for name, seconds in zip(basis, (kernels_s, total_s - kernels_s - hosts_s, hosts_s), strict=True):

@@ -251,9 +251,8 @@ class Borrower:
             return
         if loan.target > max(loan.committed, loan.keep) and not loan.capacity:
             self.debtor.shrink_uncommitted(loan)
-        if loan.committed > loan.keep or loan.capacity:
-            if loan.capacity or not self._fetch(loan, loan.keep):
-                self._start_again(loan.req_id, now_s)
+        if loan.capacity or (loan.committed > loan.keep and not self._fetch(loan, loan.keep)):
+            self._start_again(loan.req_id, now_s)
 
     def _fetch(self, loan: DebtorLoan, first: int) -> bool:
         """Read positions `first` … back into local blocks. False where there is no room."""
@@ -290,7 +289,9 @@ class Borrower:
             else:
                 loan.fetch = None
         self.owner.pool.release(blocks)
-        if loan is not None and loan.committed > loan.keep:
+        if loan is not None and event.stale:
+            self._act([self.debtor.lose(loan)], now_s)
+        elif loan is not None and loan.committed > loan.keep:
             self._recall(loan, now_s)
 
     def _record_back(self, loan: DebtorLoan, count: int, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """What a driver needs to carry out a run: the cluster, its policies and its workload, all as objects."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,8 @@ class ChaosParams:
     """Faults to inject, drawn from the run's seed. Control messages between managers are delayed by up to `delay_s` more, and
     with these probabilities overtaken (`reorder`), sent twice or lost; what clients and the dispatcher say is reliable.
 
-    kill: (time, instance or GMANAGER, time of return or infinity) · detect_s: until peers are told of a loss · drift_frac: clocks
-    run fast or slow by up to this.
+    kill: (time, instance or GMANAGER, time of return or infinity) · accuse: (time, instance): all are told that it is lost, though
+    it lives · detect_s: until peers are told of a loss · drift_frac: clocks run fast or slow by up to this.
     """
 
     delay_s: float = 0.0
@@ -30,6 +30,7 @@ class ChaosParams:
     duplicate: float = 0.0
     loss: float = 0.0
     kill: tuple[tuple[float, int, float], ...] = ()
+    accuse: tuple[tuple[float, int], ...] = ()
     detect_s: float = 1.0
     drift_frac: float = 0.0
 
@@ -52,7 +53,7 @@ class ClusterSpec:
     belief: CostModel
     truth: CostModel
     placement: Callable[[], PlacementPolicy] | None = None
-    scheduler: SchedulerParams = SchedulerParams()
+    scheduler: SchedulerParams = field(default_factory=SchedulerParams)
     chaos: ChaosParams | None = None
     max_batch: int | None = None
     headroom_frac: float = 0.01

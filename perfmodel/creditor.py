@@ -87,7 +87,7 @@ class Creditor:
             loan.lease_end_s = now_s + self.params.lease_s
 
     def _may_create(self, loan_id: LoanId, before: int) -> bool:
-        """Only a loan that is new since the ledger before: one that is gone is never made again, its blocks would hold nothing."""
+        """Only a loan that is new since the ledger before: made again, one that is gone would hold no data."""
         return loan_id.seq > before
 
     def _reserve(self, loan_id: LoanId, num_blocks: int, capacity: bool, now_s: float) -> None:

@@ -183,7 +183,7 @@ class Debtor:
         transition(before, Cause.FETCHED, loan.state)
 
     def settle(self, in_use: Callable[[DebtorLoan], int]) -> None:
-        """Behind the fence: loans of which no iteration or fetch uses positions ≥ target shrink, and their creditors are told."""
+        """The fence: loans of which no iteration or fetch uses positions ≥ target shrink, and their creditors are told."""
         for loan in [loan for loan in self.loans.values() if loan.target < loan.num_blocks]:
             if in_use(loan) > loan.target or (loan.fetch and loan.fetch_from >= loan.target):
                 continue

@@ -255,7 +255,7 @@ class IterationsDone:
 
     `finished_ids`: requests whose last token came with the last of them (only where `ended`). `remote_wait_s`: time spent in
     these iterations waiting for other instances' MicroAttention. `stale`: loans a creditor would not serve: the iteration that
-    wanted them does not count, nor does one that a lost peer kept waiting.
+    wanted them does not count, nor does one that a lost peer kept waiting. `iteration_s`: duration of the last one.
     """
 
     step: int
@@ -264,15 +264,17 @@ class IterationsDone:
     ended: bool
     remote_wait_s: float = 0.0
     stale: tuple[LoanId, ...] = ()
+    iteration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TransferDone:
-    """A Store or fetch has ended at this end: `ok`, or given up by the transport."""
+    """A Store or fetch has ended at this end: `ok`, or given up by the transport, or (a fetch) `stale`: the loan is gone."""
 
     transfer: TransferId
     loan: LoanId
     ok: bool
+    stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)

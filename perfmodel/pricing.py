@@ -1,20 +1,103 @@
-"""Prices of commands: how long a step takes under a cost model (design.md §3)."""
+"""Prices of commands: how long a step takes under a cost model (design.md §3), and what it costs others.
 
+What others do enters as it was last published, in macro steps and single iterations alike; no fixed point is sought.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from perfmodel.borrowing import exchange_s, remote_layer_s, residual_s
 from perfmodel.cost import CostModel
 from perfmodel.messages import StartIterations
+from perfmodel.specs import LinkSpec
 from perfmodel.steptime import StepTime
+from perfmodel.view import RemoteRead
+
+MAX_SERVED_SHARE = 0.9  # an instance that serves others more than this has its own work served first
 
 
-def price_step(cost: CostModel, step: StartIterations) -> StepTime:
-    """Iteration j = max(launches, kernels + prefill attention + decode attention(j)) + host; decode attention grows with j."""
-    rows, chunks = step.decode_rows, step.chunks
-    tokens = rows + sum(chunk.tokens for chunk in chunks)
-    logits_rows = rows + sum(chunk.last for chunk in chunks)
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an instance's step depends on outside it, as last published.
+
+    share: of its time, taken by MicroAttention and copies for others · link(peer) · iteration_s(peer): of that instance.
+    """
+
+    share: float
+    link: Callable[[int], LinkSpec]
+    iteration_s: Callable[[int], float]
+
+
+class StepPrice(NamedTuple):
+    """`time`: when the iterations end; `alone`: were nothing waited for elsewhere (the difference is remote wait)."""
+
+    time: StepTime
+    alone: StepTime
+
+
+def price_step(cost: CostModel, step: StartIterations, around: Surroundings) -> StepPrice:
+    """Iteration j = max(launches, kernels + max(local attention(j), remote attention)) + host, stretched by what is served.
+
+    Local decode attention grows with j; what is on other instances does not.
+    """
+    rows = step.decode_rows
+    tokens = rows + sum(chunk.tokens for chunk in step.chunks)
+    logits_rows = rows + sum(chunk.last for chunk in step.chunks)
     kernel_s, launch_s, host_s = cost.iteration_terms(tokens, rows, logits_rows)
-    for chunk in chunks:
-        kernel_s += cost.prefill_attention_s(chunk.tokens, chunk.prefix_tokens)
-    if not rows:
-        return StepTime(host_s, ((max(kernel_s, launch_s), 0.0),))
+    launch_s += exchange_launches_s(cost, step)
+    prefill_s = sum(cost.prefill_attention_s(c.tokens, c.prefix_tokens - c.remote_tokens) for c in step.chunks)
     floor_s, base_s, s_per_token = cost.decode_attention_terms(rows)
-    affine = (kernel_s + base_s + s_per_token * step.decode_context_tokens, s_per_token * rows)
-    return StepTime(host_s, ((max(kernel_s + floor_s, launch_s), 0.0), affine))
+    stretch = 1 / (1 - min(around.share, MAX_SERVED_SHARE))
+    kernel_s *= stretch
+    lines = [(max(kernel_s + (prefill_s + floor_s) * stretch, launch_s), 0.0)]
+    if rows:
+        local_s = prefill_s + base_s + s_per_token * step.decode_context_tokens
+        lines.append((kernel_s + local_s * stretch, s_per_token * rows * stretch))
+    alone = StepTime(host_s, lines)
+    if not step.remote and not step.chunk_remote:
+        return StepPrice(alone, alone)
+    remote_s = cost.instance.model.num_layers * (
+        _decode_layer_s(cost, step.remote, around) + _chunk_layer_s(cost, step.chunk_remote, around)
+    )
+    return StepPrice(StepTime(host_s, [*lines, (kernel_s + remote_s, 0.0)]), alone)
+
+
+def exchange_launches_s(cost: CostModel, step: StartIterations) -> float:
+    """Launches that queries to other instances add, per layer and peer."""
+    peers = len({read.peer for read in step.remote + step.chunk_remote})
+    overhead_s = cost.instance.engine.exchange_s_per_layer_per_peer * cost.scale["host"]
+    return peers * overhead_s * cost.instance.model.num_layers
+
+
+def _decode_layer_s(cost: CostModel, remote: tuple[RemoteRead, ...], around: Surroundings) -> float:
+    """The slowest creditor of one layer; the launches for the others come before it."""
+    if not remote:
+        return 0.0
+    slowest = max(remote_layer_s(cost, around.link(r.peer), r.rows, r.tokens, around.iteration_s(r.peer)) for r in remote)
+    return slowest + (len(remote) - 1) * cost.instance.engine.exchange_s_per_layer_per_peer * cost.scale["host"]
+
+
+def _chunk_layer_s(cost: CostModel, remote: tuple[RemoteRead, ...], around: Surroundings) -> float:
+    """One layer of a chunk's queries at all creditors: sliced, so that sending, computing and receiving overlap.
+
+    The queries to all creditors share the way out, the partial states the way in; the slower of the wires and of the creditors
+    decides, and the first slice's exchange comes on top.
+    """
+    if not remote:
+        return 0.0
+    layers = cost.instance.model.num_layers
+    wire_s = sum(exchange_s(cost, around.link(r.peer), r.rows) - 2 * around.link(r.peer).latency_s for r in remote)
+    compute_s = max(
+        cost.prefill_micro_attention_s(r.rows, r.tokens) / layers + residual_s(cost, around.iteration_s(r.peer))
+        for r in remote
+    )
+    return max(wire_s, compute_s) + 2 * max(around.link(r.peer).latency_s for r in remote)
+
+
+def served_s(cost: CostModel, step: StartIterations, creditor: int) -> float:
+    """MicroAttention that one iteration of the step costs a creditor."""
+    decode_s = sum(cost.micro_attention_s(r.rows, r.tokens) for r in step.remote if r.peer == creditor)
+    return decode_s + sum(
+        cost.prefill_micro_attention_s(r.rows, r.tokens) for r in step.chunk_remote if r.peer == creditor
+    )

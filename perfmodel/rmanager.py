@@ -97,7 +97,6 @@ class RManager:
         self.reporter = Reporter(self, limits.scheduler, now_s) if limits.scheduler else None
         self._wants_plan = False
         self._step_number = 0
-        self._progress_s = now_s
         self._received = 0
         self._joined: list[int] = []
         self._left: list[int] = []
@@ -161,7 +160,8 @@ class RManager:
     @property
     def at_rest(self) -> bool:
         """Nothing runs, waits or is owed."""
-        return self.step is None and not self.batcher.waiting and self.pool.free == self.pool.total
+        idle = self.step is None and not self.batcher.waiting and self.pool.free == self.pool.total
+        return idle and not self.borrower.debtor.loans
 
     def sample(self) -> dict[str, int]:
         """State of the instance, in the columns of instances.parquet."""
@@ -257,8 +257,7 @@ class RManager:
         step.done += event.num_iterations
         assert step.done <= step.command.max_iterations, f"{event} runs past its step"
         if event.num_iterations:
-            self.iteration_s = (now_s - self._progress_s) / event.num_iterations
-            self._progress_s = now_s
+            self.iteration_s = event.iteration_s
             if step.command.decode_rows:
                 self.batcher.advance(event.num_iterations)
                 if not event.ended:
@@ -433,9 +432,14 @@ class RManager:
         free = self.pool.free
         if free > free_before and (self.batcher.waiting or self.borrower.suspended):
             self.replan()
-        elif free < free_before and self.step is not None and self.step.command.decode_rows:
-            if self.step.command.max_iterations - self.step.done > self.batcher.max_iterations():
-                self.replan()
+        elif free < free_before and self._lacks_blocks():
+            self.replan()
+
+    def _lacks_blocks(self) -> bool:
+        step = self.step
+        if step is None or not step.command.decode_rows:
+            return False
+        return step.command.max_iterations - step.done > self.batcher.max_iterations()
 
     def _start_step(self, now_s: float) -> None:
         self.borrower.resume()
@@ -461,7 +465,6 @@ class RManager:
         self._joined.clear()
         self._left.clear()
         self.step = Step(command, reads)
-        self._progress_s = now_s
         self.commands.append(command)
 
     # ---- memory lent ---------------------------------------------------------------------------------------------------------
