@@ -310,7 +310,7 @@ class Simulation:
     # ---- transfers -----------------------------------------------------------------------------------------------------------
     def _pace_bytes_per_s(self, debtor: int, tokens_per_iteration: int) -> float:
         """Rate of `tokens_per_iteration` at the debtor's current pace; unlimited where it is idle or not paced."""
-        iteration_s = self.executors[debtor].iteration_s
+        iteration_s = self.published.iteration_s(debtor)
         if not tokens_per_iteration or not iteration_s:
             return INF
         instance = self.spec.instance

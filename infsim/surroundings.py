@@ -32,7 +32,11 @@ class Published:
         """What a step of `instance` that starts now depends on."""
         served = self._served[instance]
         share = sum(served.values()) + self._copies[instance] if served else self._copies[instance]
-        return Surroundings(share, lambda peer: self._links.spec(instance, peer), self._iteration_s.__getitem__)
+        return Surroundings(share, lambda peer: self._links.spec(instance, peer), self.iteration_s)
+
+    def iteration_s(self, instance: int) -> float:
+        """Duration of an iteration of that instance; 0 where it is idle."""
+        return self._iteration_s[instance]
 
     def publish(self, instance: int, step: StartIterations | None) -> None:
         """The batch of an instance has changed (None: it is idle)."""
