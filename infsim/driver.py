@@ -53,6 +53,7 @@ from perfmodel.records import Collector, Counters, RunResult, total, window_mark
 
 STALL_S = 600.0  # virtual seconds without an iteration, an arrival or a transfer after which a run counts as stuck
 STORY_EVENTS = 12
+CLOCK_TICK_S = 1e-9
 INF = float("inf")
 
 
@@ -125,8 +126,8 @@ class Simulation:
         if settled is not None:
             self._handle(instance, settled)
 
-    def _handle(self, machine: Address, event: Event) -> None:
-        now_s = self._local_s(machine)
+    def _handle(self, machine: Address, event: Event, at_least_s: float = 0.0) -> None:
+        now_s = max(self._local_s(machine), at_least_s)
         if self.observer:
             self.observer.event(now_s, machine, event)
         self._stories.setdefault(machine, deque(maxlen=STORY_EVENTS)).append((now_s, event))
@@ -193,8 +194,9 @@ class Simulation:
         del self._armed[machine]
         if machine >= 0:
             self._settle(machine)
-        if self.machines[machine].next_deadline_s() <= max(self._local_s(machine), deadline_s):
-            self._handle(machine, TimerFired())
+        due_s = self.machines[machine].next_deadline_s()
+        if due_s <= self._local_s(machine) + CLOCK_TICK_S:  # rounding must not make a timer fire before its time, for ever
+            self._handle(machine, TimerFired(), due_s)
         self._arm(machine)
 
     # ---- iterations ----------------------------------------------------------------------------------------------------------
@@ -367,7 +369,7 @@ class Simulation:
             self._deliver(transfer.src, ReadEnded(transfer.dst, transfer.read))
             self._deliver(transfer.dst, done)
             return
-        if self._lives(transfer.dst, transfer.loan.creditor_incarnation):
+        if transfer.flowing and self._lives(transfer.dst, transfer.loan.creditor_incarnation):
             self._deliver(transfer.dst, done)
         if self._lives(transfer.src, transfer.loan.debtor_incarnation):
             self._deliver(transfer.src, done)

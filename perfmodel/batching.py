@@ -96,7 +96,8 @@ class BatchView:
         if not row.streams:
             return row.remaining_tokens
         begun = -row.computed_tokens % self.block_tokens  # room in the block that the last chunk ended in
-        return min(row.remaining_tokens, begun + len(row.spare) * self.block_tokens)
+        room = begun + len(row.spare) * self.block_tokens - 1  # one is kept for the next token
+        return min(row.remaining_tokens, max(0, room))
 
     def admissible(self) -> Iterator[Row]:
         """Waiting rows that fit together, first come first served: it ends at the first one that does not fit.
@@ -181,10 +182,11 @@ class Batcher:
         """Ask the policy, admit whom it names, and return the chunks and whether the decode batch runs."""
         if not self.waiting and not self.prefilling:
             return (), bool(self.decoding)
-        plan = self.policy.plan(self.view())
+        view = self.view()
+        plan = self.policy.plan(view)
         for req_id in plan.admit:
             self._admit(req_id, now_s)
-        return self._chunks(plan.chunks, self.view()), plan.decode and bool(self.decoding)
+        return self._chunks(plan.chunks, view), plan.decode and bool(self.decoding)
 
     def _admit(self, req_id: int, now_s: float) -> None:
         row = next((r for r in self.waiting if r.req_id == req_id), None)
@@ -207,13 +209,25 @@ class Batcher:
         chunks = []
         for req_id, tokens in planned:
             row = rows.pop(req_id, None)
-            if row is None or not 1 <= tokens <= row.remaining_tokens:
-                allowed = (
-                    "no prompt of it is left to compute" if row is None else f"1 to {row.remaining_tokens} are left"
+            limit = 0 if row is None else view.computable_tokens(row)
+            if row is None or not 1 <= tokens <= limit:
+                raise InputError(
+                    f"batching policy gives request {req_id} a chunk of {tokens} tokens (allowed: 1 to {limit}, of prompts "
+                    "that are admitted)"
                 )
-                raise InputError(f"batching policy gives request {req_id} a chunk of {tokens} tokens: {allowed}")
-            chunks.append(Chunk(req_id, tokens, row.computed_tokens, tokens == row.remaining_tokens))
+            self._place_chunk(row, tokens)
+            remote_tokens = row.remote_blocks * self.limits.block_tokens
+            chunks.append(Chunk(req_id, tokens, row.computed_tokens, tokens == row.remaining_tokens, remote_tokens))
         return tuple(chunks)
+
+    def _place_chunk(self, row: Row, tokens: int) -> None:
+        """Give the blocks that a chunk will fill their place in the table, where the row does not hold them all yet."""
+        if not row.streams:
+            return
+        for position in range(self.blocks_for(row.computed_tokens), self.blocks_for(row.computed_tokens + tokens)):
+            row.blocks[position] = row.spare.pop()
+        if tokens == row.remaining_tokens and row.blocks[-1] == NO_BLOCK:
+            row.blocks[-1] = row.spare.pop()  # for the next token
 
     def unplace(self, chunk: Chunk) -> None:
         """A chunk was not computed after all: its blocks can be filled by another one."""

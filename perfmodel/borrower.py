@@ -152,6 +152,8 @@ class Borrower:
             self.owner.replan()
         elif not reason and order.req_id in self.suspended:
             self._preempt_suspended(self.suspended.pop(order.req_id), now_s)
+        elif not reason and order.req_id in self.granting:
+            self._requeue(order.req_id)
         self.outcomes.append((order.order, reason or "accepted"))
 
     # ---- answers -------------------------------------------------------------------------------------------------------------
@@ -222,10 +224,8 @@ class Borrower:
 
     def _lost(self, loan: DebtorLoan, now_s: float) -> None:
         """Requests that had data or a grant there start again."""
-        row = self.withdraw(loan.req_id)
-        if row is not None:
-            self.owner.batcher.enqueue(row)
-            self.owner.replan()
+        if loan.req_id in self.granting:
+            self._requeue(loan.req_id)
         elif loan.target and (loan.committed or loan.capacity):
             self._start_again(loan.req_id, now_s)
 
@@ -236,12 +236,20 @@ class Borrower:
             self.owner.leaving.setdefault(req_id, "preempted")
             self.owner.replan()
 
+    def _requeue(self, req_id: int) -> None:
+        row = self.withdraw(req_id)
+        assert row is not None
+        self.owner.batcher.enqueue(row)
+        self.owner.replan()
+
     def withdraw(self, req_id: int) -> Row | None:
-        """Take back a prompt whose grant is not complete: all or nothing."""
+        """Take back a prompt whose grant is not complete (all or nothing), or a row that waits for a block."""
         row = self.granting.pop(req_id, None)
         if row is not None:
-            self.owner.release(row)
             self._close_order("refused")
+        row = row or self.suspended.pop(req_id, None)
+        if row is not None:
+            self.owner.release(row)
         return row
 
     # ---- reclaim and move-back -----------------------------------------------------------------------------------------------
@@ -442,6 +450,8 @@ class Borrower:
     def check_invariants(self) -> None:
         self.debtor.check_invariants()
         for row in self.owner.rows_with_blocks():
+            if row.req_id in self.owner.leaving:
+                continue  # a loan of it is gone; it leaves at the next boundary
             loans = self.debtor.by_request.get(row.req_id, ())
             remote = sum(loan.committed for loan in loans if loan.target)
             assert row.remote_blocks == remote, (

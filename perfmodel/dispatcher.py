@@ -61,9 +61,10 @@ class Dispatcher:
         self.policy = policy
         self._sequence = 0
         self._sent = [0] * num_instances
+        self._incarnations = [1] * num_instances
         self._unreported: list[deque[tuple[int, int]]] = [deque() for _ in range(num_instances)]  # (nth sent, blocks)
         self._open: dict[int, _Open] = {}
-        self._lost: set[int] = set()
+        self._lost: dict[int, list[AbortRequest]] = {}  # lost instance → its attempts that no longer count
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         match event:
@@ -75,11 +76,13 @@ class Dispatcher:
                 return self._end(sender, done)
             case RequestAborted(req_id):
                 held = self._open.get(req_id)
-                return [] if held is None or held.instance is None else [Send(held.instance, AbortRequest(req_id))]
+                if held is None or held.instance is None:
+                    return []
+                return [Send(held.instance, AbortRequest(req_id, held.attempt))]
             case PeerLost(peer):
                 return self._lose(peer)
-            case PeerReturned(peer):
-                return self._take_back(peer)
+            case PeerReturned(peer, incarnation):
+                return self._take_back(peer, incarnation)
         raise AssertionError(f"the dispatcher does not know {event}")
 
     def next_deadline_s(self) -> float:
@@ -124,15 +127,22 @@ class Dispatcher:
         return [Finish(done.outcome)]
 
     def _lose(self, instance: int) -> list[Command]:
-        self._lost.add(instance)
+        if instance in self._lost:
+            return []
+        moved = [held for held in self._open.values() if held.instance == instance]
+        self._lost[instance] = [AbortRequest(held.request.req_id, held.attempt) for held in moved]
         self._sent[instance] = 0
         self._unreported[instance].clear()
         self.view.load_blocks[instance] = float("inf")
-        return [c for held in list(self._open.values()) if held.instance == instance for c in self._dispatch(held)]
+        return [command for held in moved for command in self._dispatch(held)]
 
-    def _take_back(self, instance: int) -> list[Command]:
-        if instance not in self._lost:
+    def _take_back(self, instance: int, incarnation: int) -> list[Command]:
+        if instance not in self._lost and incarnation == self._incarnations[instance]:
             return []
-        self._lost.discard(instance)
+        resent = self._lose(instance)  # nothing to do where its loss was noticed
+        self._incarnations[instance] = incarnation
+        stale = self._lost.pop(instance)
         self.view.load_blocks[instance] = 0.0
-        return [c for held in list(self._open.values()) if held.instance is None for c in self._dispatch(held)]
+        commands: list[Command] = [Send(instance, abort) for abort in stale]  # it may have been alive all the time
+        undelivered = [held for held in self._open.values() if held.instance is None]
+        return resent + commands + [command for held in undelivered for command in self._dispatch(held)]

@@ -213,7 +213,7 @@ class GManager:
             if take > 0:
                 parts.append((i, self.instances[i].incarnation, take))
                 missing -= take
-        return tuple(parts) if missing <= 0 else None
+        return tuple(parts) if missing <= 0 or (need.grows and parts) else None
 
     def _make_room(self, need: Need, debtor: int) -> list[Command]:
         """An unmet need older than the youngest admitted request: preempt that one."""

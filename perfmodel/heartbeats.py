@@ -6,6 +6,7 @@ Entries are sent when they have changed since the last heartbeat that was answer
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
+from perfmodel.batching import Row
 from perfmodel.messages import (
     GMANAGER,
     Heartbeat,
@@ -129,7 +130,7 @@ class Reporter:
         """Requests that want blocks elsewhere, oldest first: a prompt larger than the instance, a row that cannot grow."""
         owner = self.owner
         waiting = owner.batcher.waiting
-        needs = [Need(r.req_id, GROWTH_BLOCKS, r.sequence) for r in owner.borrower.suspended.values()]
+        needs = [self._growth(row) for row in owner.borrower.suspended.values()]
         first = waiting[0] if waiting else None
         if first is not None and first.blocks_needed > owner.pool.total:
             idle = not owner.batcher.decoding and not owner.batcher.prefilling
@@ -137,6 +138,10 @@ class Reporter:
             if share >= min(MIN_SHARE_BLOCKS, owner.pool.total):
                 needs.append(Need(first.req_id, first.blocks_needed - min(share, first.blocks_needed), first.sequence))
         return sorted(needs, key=lambda need: need.sequence)
+
+    def _growth(self, row: Row) -> Need:
+        blocks = min(GROWTH_BLOCKS, self.owner.borrower.num_movable(row))
+        return Need(row.req_id, blocks, row.sequence, grows=True)
 
     def _entries(self) -> dict[tuple[int, int], RequestPlacementEntry]:
         owner, entries = self.owner, {}
@@ -160,11 +165,8 @@ class Reporter:
         return tuple(changed + gone)
 
     def _youngest(self) -> tuple[int, int] | None:
-        batcher = self.owner.batcher
-        if not batcher.decoding and not batcher.prefilling:
-            return None
-        row = batcher.youngest()
-        return row.sequence, row.req_id
+        rows = self.owner.rows_with_blocks()
+        return max(((row.sequence, row.req_id) for row in rows), default=None)
 
     # ---- move-back -----------------------------------------------------------------------------------------------------------
     def _take_back(self, now_s: float) -> None:

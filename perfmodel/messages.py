@@ -41,9 +41,10 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
-    """Dispatcher → instance: the client has gone away."""
+    """Dispatcher → instance: the client has gone away, or another attempt counts."""
 
     req_id: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +159,15 @@ class RequestPlacementEntry:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A request that wants `num_blocks` blocks elsewhere: for its whole prompt, or to grow. `sequence`: its arrival order."""
+    """A request that wants `num_blocks` blocks elsewhere: all of them for its prompt, or up to as many (`grows`).
+
+    `sequence`: its arrival order.
+    """
 
     req_id: int
     num_blocks: int
     sequence: int
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

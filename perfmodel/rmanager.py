@@ -197,8 +197,8 @@ class RManager:
         match message:
             case SubmitRequest():
                 self._submit(message, now_s)
-            case AbortRequest(req_id):
-                self._abort(req_id, now_s)
+            case AbortRequest():
+                self._abort(message, now_s)
             case DebtorLedger():
                 self.commands += self.creditor.on_ledger(sender, message, now_s)
             case CreditorLedger():
@@ -218,6 +218,12 @@ class RManager:
 
     def _submit(self, message: SubmitRequest, now_s: float) -> None:
         self._received += 1
+        running = self._find(message.request.req_id)
+        if running is not None:
+            running.attempt = message.attempt  # thought to be lost, it was here all the time
+            if self.leaving.get(running.req_id) == "aborted":
+                del self.leaving[running.req_id]
+            return
         tokens = message.request.input_tokens
         needed = self.batcher.blocks_for(tokens + 1)
         row = Row(message.request, message.attempt, message.sequence, now_s, tokens, needed)
@@ -237,16 +243,23 @@ class RManager:
             else f"one request can have {largest} of the pool"
         )
 
-    def _abort(self, req_id: int, now_s: float) -> None:
-        row = next((r for r in self.batcher.waiting if r.req_id == req_id), None)
-        if row is not None:
-            self.batcher.dequeue(row)
-        row = row or self.borrower.withdraw(req_id)
-        if row is not None:
-            self.finish(row, "aborted", "aborted by the client", now_s)
-        elif self.running(req_id) is not None:
-            self.leaving[req_id] = "aborted"
+    def _find(self, req_id: int) -> Row | None:
+        """The request's row, whatever it is doing."""
+        waiting = next((row for row in self.batcher.waiting if row.req_id == req_id), None)
+        return waiting or next((row for row in self.rows_with_blocks() if row.req_id == req_id), None)
+
+    def _abort(self, abort: AbortRequest, now_s: float) -> None:
+        row = self._find(abort.req_id)
+        if row is None or row.attempt != abort.attempt:
+            return
+        if self.running(abort.req_id) is not None:
+            self.leaving[abort.req_id] = "aborted"
             self.replan()
+            return
+        if row in self.batcher.waiting:
+            self.batcher.dequeue(row)
+        self.borrower.withdraw(abort.req_id)
+        self.finish(row, "aborted", "aborted by the client", now_s)
 
     # ---- iterations ----------------------------------------------------------------------------------------------------------
     def _on_iterations(self, event: IterationsDone, now_s: float) -> None:

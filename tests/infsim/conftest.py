@@ -20,7 +20,7 @@ def _cluster(num_instances=2, num_blocks=100, model="llama2-7b", tensor_parallel
         tensor_parallel=tensor_parallel,
         pipeline_parallel=options.pop("pipeline_parallel", 1),
     )
-    cost = options.pop("cost", None) or cost_model(instance, "analytic")
+    cost = options.pop("cost", None) or cost_model(instance, "analytic", options.pop("scale", None))
     defaults = {
         "instance": instance,
         "num_instances": num_instances,

@@ -47,3 +47,18 @@ def test_macro_steps_agree_with_single_iterations(cluster, workload, seed):
             else:
                 assert column == single[name], name
     assert runs[0].moves["outcome"].count("committed") > 0
+
+
+def test_oversized_request_borrows_and_gives_back(cluster, workload):
+    """The oversized scenario with a pool: A finishes, ≥ 36 blocks are borrowed at its peak, and the ledger is back at 0."""
+    spec = cluster(placement=PLACEMENT["greedy"])
+    result = Simulation(spec, workload([(2048, 128)] + [(512, 64)] * 20), check=True).run()
+    assert set(result.requests["status"]) == {"finished"}
+    assert result.requests["remote_tokens_max"][0] >= 36 * 16
+    assert result.instances["borrowed_blocks"][-2:] == [0, 0]
+
+
+def test_two_prompts_larger_than_an_instance_both_finish(cluster, workload):
+    spec = cluster(num_instances=3, placement=PLACEMENT["greedy"])
+    result = Simulation(spec, workload([(300, 100)] * 30 + [(2500, 50), (2600, 50)]), check=True).run()
+    assert set(result.requests["status"]) == {"finished"}
