@@ -83,6 +83,7 @@ class Simulation:
         self.published = Published(self.executors, self.links, self._reprice)
         self.chaos = Chaos(spec.chaos, spec.seed, instance.inter_link.latency_s)
         self.dead: set[Address] = set()
+        self._noticed: set[Address] = set()  # dead, and peers have been told
         self._sent: dict[Address, int] = {}
         self._armed: dict[Address, float] = {}
         self._reads: list[dict[int, tuple[int, tuple[tuple[LoanId, int], ...]]]] = [{} for _ in self.executors]
@@ -205,9 +206,8 @@ class Simulation:
         executor.start(step, self.env.now, self.published.around(instance))
         if executor.batch_changed and self.spec.placement:
             self.published.publish(instance, step)
-        stale, lost = self._open_reads(instance, step.reads)
-        if stale or lost:
-            executor.stuck = True  # a lost peer is told of later; a refusal is an exchange away
+        stale, silent = self._open_reads(instance, step.reads)
+        executor.stuck = bool(stale) or silent  # until its loss is noticed, or the refusal is here
         if stale:
             abort = partial(self._abort_step, instance, step.step, stale)
             self._at(self.env.now + 2 * self.spec.instance.inter_link.latency_s, Kind.ITERATIONS, instance, abort)
@@ -255,20 +255,25 @@ class Simulation:
     # ---- reads ---------------------------------------------------------------------------------------------------------------
     def _open_reads(
         self, debtor: int, reads: Sequence[tuple[LoanId, int]]
-    ) -> tuple[tuple[LoanId, ...], list[int]]:
-        """Post the queries of a step at its creditors. Reads that go on unchanged stay open. Returns (stale loans, lost peers)."""
+    ) -> tuple[tuple[LoanId, ...], bool]:
+        """Post the queries of a step at its creditors; reads that go on unchanged stay open.
+
+        Returns the loans that are not served, and whether a peer is silent because it has just been lost.
+        """
         wanted: dict[int, list[tuple[LoanId, int]]] = {}
         for loan, num_blocks in reads:
             wanted.setdefault(loan.creditor, []).append((loan, num_blocks))
         stale: tuple[LoanId, ...] = ()
-        lost = []
+        silent = False
         before, mine = self._reads[debtor], {}
         for creditor in sorted(wanted):
             entries = tuple(wanted[creditor])
             if creditor in before and before[creditor][1] == entries:
                 mine[creditor] = before.pop(creditor)
-            elif creditor in self.dead or self.machines.rmanagers[creditor].incarnation != entries[0][0].creditor_incarnation:
-                lost.append(creditor)
+            elif creditor in self.dead and creditor not in self._noticed:
+                silent = True
+            elif not self._lives(creditor, entries[0][0].creditor_incarnation):
+                stale += tuple(loan for loan, _ in entries)
             else:
                 read = self._new_read(debtor)
                 refused = self._read(debtor, creditor, read, entries)
@@ -278,7 +283,7 @@ class Simulation:
         self._reads[debtor] = mine
         for creditor, (read, _) in before.items():
             self._deliver(creditor, ReadEnded(debtor, read))
-        return stale, lost
+        return stale, silent
 
     def _new_read(self, debtor: int) -> int:
         counter = self._sent[debtor] = self._sent.get(debtor, 0) + 1
@@ -419,6 +424,7 @@ class Simulation:
         self, machine: int, lost: list[Transfer], reads: dict[int, tuple[int, tuple[tuple[LoanId, int], ...]]]
     ) -> None:
         """The transport has noticed: broken transfers and reads end, waiting iterations are given up, and peers are told."""
+        self._noticed.add(machine)
         for transfer in lost:
             self._end_transfer(transfer, ok=False)
             self._transfers_changed(transfer)
@@ -442,6 +448,7 @@ class Simulation:
         else:
             self.machines.restart_instance(machine, self._local_s(machine))
         self.dead.discard(machine)
+        self._noticed.discard(machine)
         self._arm(machine)
         if machine >= 0:
             self._tell_all(machine, PeerReturned(machine, self.machines.rmanagers[machine].incarnation))
