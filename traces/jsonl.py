@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.errors import InputError
+from traces.catalogue import fitting_format
 from traces.chunk import MAX_TOKENS
-from traces.columns import fitting_format
 from traces.files import TraceFile
 
 CHUNK_ROWS = 50_000
