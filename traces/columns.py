@@ -24,6 +24,7 @@ from traces.trace import Floats, Ints
 _INSTANT = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?"
 _NAIVE = _INSTANT + "$"
 _AWARE = _INSTANT + r"(Z|[+-]\d\d(:?\d\d)?)$"
+NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 INSTANT_TEXT = "a time like 2023-11-16 18:15:46.6805900 or 2024-05-10T00:00:00.009Z"
 
 
@@ -57,7 +58,7 @@ class Block:
         array = self._filled(column, text)
         try:
             values = np.asarray(array.cast(pa.int64()))
-        except pa.ArrowInvalid:
+        except NO_CAST:
             floats = self._numbers(column, pa.float64(), text)
             self._check(column, np.isfinite(floats) & (np.abs(floats) < 2**53) & (np.floor(floats) == floats), text)
             values = floats.astype(np.int64)
@@ -74,9 +75,8 @@ class Block:
         if not good.all():
             odd = int(np.argmin(good))
             if _matches(array.slice(odd, 1), _NAIVE if is_aware else _AWARE):
-                raise self.fail(
-                    column, odd, f"like the rows above it, which {'have' if is_aware else 'lack'} a time zone"
-                )
+                above = "have" if is_aware else "lack"
+                raise self.fail(column, odd, f"like the rows above it, which {above} a time zone")
             raise self.fail(column, odd, INSTANT_TEXT)
         return self._cast_instants(column, array, is_aware), is_aware
 
@@ -98,7 +98,7 @@ class Block:
             array = pc.utf8_trim_whitespace(array)
         try:
             return np.asarray(array.cast(kind))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        except NO_CAST:
             bad = (i for i in range(len(array)) if _cast_fails(array.slice(i, 1), kind))
             raise self.fail(column, next(bad), text) from None
 
@@ -106,6 +106,8 @@ class Block:
         array = self.columns[column.lower()]
         if array.null_count:
             raise self.fail(column, int(np.argmax(np.asarray(array.is_null()))), text)
+        if pa.types.is_boolean(array.type) and len(array):
+            raise self.fail(column, 0, text)
         return array
 
     def _check(self, column: str, good: npt.NDArray[np.bool_], text: str) -> None:
@@ -121,7 +123,7 @@ def _matches(array: pa.Array, pattern: str) -> bool:
 def _cast_fails(array: pa.Array, kind: pa.DataType) -> bool:
     try:
         array.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except NO_CAST:
         return True
     return False
 
@@ -151,10 +153,11 @@ def _take_header(line: int, data: bytes) -> tuple[int, list[str], bytes]:
 
 
 def _fields(line: bytes) -> list[str]:
+    text = line.decode("utf-8").rstrip("\r\n")
     try:
-        return next(csv.reader([line.decode("utf-8").rstrip("\r\n")]), [])
+        return next(csv.reader([text]), [])
     except csv.Error:
-        return []
+        return [text]
 
 
 def match_columns(where: str, present: list[str], needed: Sequence[str], optional: Sequence[str]) -> dict[str, str]:

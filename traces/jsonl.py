@@ -91,9 +91,10 @@ def _object(file: TraceFile, line: int, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise InputError(f"{file.where(line)}: {_shown(text)} is not a JSON object") from None
+        value = None
     if not isinstance(value, dict):
-        raise InputError(f"{file.where(line)}: {_shown(text)} is not a JSON object")
+        header = text.strip().decode("utf-8", "replace").lower().split(",")
+        raise InputError(f"{file.where(line)}: {_shown(text)} is not a JSON object{fitting_format(header)}")
     return {key.lower(): item for key, item in value.items()}
 
 

@@ -1,5 +1,6 @@
 """ShareGPT conversations: lengths by a tokenizer, every turn accounted for."""
 
+import hashlib
 import json
 import sys
 
@@ -43,6 +44,7 @@ def test_turns_histories_and_the_account(write, word_tokenizer):
     assert trace.account.dropped == {"no_reply": 2, "no_human_message": 2, "zero_output": 1}
     assert trace.account.rows_read == 8
     assert trace.is_saturated
+    assert hashlib.sha256(word_tokenizer.read_bytes()).hexdigest() in trace.account.notes[0]
     assert load(write(json.dumps(CHATS)), word_tokenizer, rate_rps=3.0).duration_s > 0
 
 
