@@ -37,7 +37,6 @@ def prefixes(rows: list[Row], block_tokens: int) -> dict[str, npt.NDArray[Any]]:
     """Columns `prefix_blocks`, the checked hash lists as one int64 array per row, and `block_tokens`."""
     column = np.empty(len(rows), dtype=object)
     for index, row in enumerate(rows):
-        hashes = row.integers("hash_ids")
+        column[index] = row.integers("hash_ids")
         row.check_cover("hash_ids", row.integer("input_length"), block_tokens)
-        column[index] = np.array(hashes, dtype=np.int64)
     return {"prefix_blocks": column, "block_tokens": np.full(len(rows), block_tokens)}
