@@ -1,11 +1,15 @@
 """Attention of one layer on one rank: decode rows over their KV, and a chunk of a prompt over its prefix and itself."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.basis import Basis, Domain, basis_in
+
+Floats = NDArray[np.float64]
+Numbers = Any  # a number, or an array of them
 
 HEAD_DIM = 128  # of every measurement; other sizes scale
 TILE_TOKENS = 128  # queries of one thread block
@@ -61,20 +65,26 @@ class DecodeLaw:
 
     def terms(self, rows: int, shape: Heads) -> DecodeTerms:
         """Terms of one layer for a batch of `rows`."""
-        grouped, units, row_heads = shape.heads > shape.kv_heads, rows * shape.kv_heads, rows * shape.heads
-        extra_s = self.gather_s if grouped and rows > 1 and shape.kv_heads > 1 else 0.0
-        floor_s = linear(units, self.units, self.floor_s) + self.row_head_floor_s * row_heads + extra_s
-        base_s = linear(units, self.units, self.base_s) + self.row_head_base_s * row_heads + extra_s
-        if grouped:
-            floor_s, base_s = floor_s + self.grouped_floor_s, base_s + self.grouped_base_s
-        return DecodeTerms(floor_s, base_s, self._s_per_token(rows, shape, grouped))
+        return DecodeTerms(*(float(term) for term in self.affine(rows, *shape)))
 
-    def _s_per_token(self, rows: int, shape: Heads, grouped: bool) -> float:
-        least, gain = (self.grouped_min_rows, self.grouped_streams) if grouped else (self.min_rows, 1.0)
-        streams = shape.kv_heads * max(rows, least) * gain
+    def affine(
+        self, rows: Numbers, heads: Numbers, kv_heads: Numbers, head_dim: Numbers, kv_dtype_bytes: Numbers
+    ) -> tuple[Floats, Floats, Floats]:
+        """(floor_s, base_s, s_per_token) of one layer, for numbers or arrays of them."""
+        units, row_heads, grouped = rows * kv_heads, rows * heads, np.greater(heads, kv_heads)
+        gather_s = self.gather_s * (grouped & np.greater(rows, 1) & np.greater(kv_heads, 1))
+        floor_s = linear(units, self.units, self.floor_s) + self.row_head_floor_s * row_heads
+        base_s = linear(units, self.units, self.base_s) + self.row_head_base_s * row_heads
+        least = np.where(grouped, self.grouped_min_rows, self.min_rows)
+        streams = kv_heads * np.maximum(rows, least) * np.where(grouped, self.grouped_streams, 1.0)
         frac = np.exp(np.interp(np.log(streams), np.log(self.streams), np.log(self.bytes_frac)))
-        kv_s = shape.kv_bytes_per_token / (self.peak_bytes_per_s * min(1.0, float(frac)))
-        return kv_s + self.head_token_s * shape.heads * shape.head_dim / HEAD_DIM
+        s_per_token = 2.0 * kv_heads * head_dim * kv_dtype_bytes / (self.peak_bytes_per_s * np.minimum(1.0, frac))
+        s_per_token += self.head_token_s * heads * head_dim / HEAD_DIM
+        return (
+            floor_s + gather_s + self.grouped_floor_s * grouped,
+            base_s + gather_s + self.grouped_base_s * grouped,
+            s_per_token,
+        )
 
     def basis(self, rows: int, shape: Heads, context_tokens: float) -> Basis:
         """`context_tokens`: mean context of the rows."""
@@ -102,19 +112,27 @@ class PrefillLaw:
     tile_s: float = 0.0
     walk_s: float = 0.0
     mixing: float = 2.0
+    kv_exponent: float = 1.0  # below 1: reading the KV of many heads overlaps better
     domain: Domain | None = None
 
     def time_s(self, tokens: int, kv_tokens: int, pairs: int, shape: Heads) -> float:
         """`tokens` queries against `kv_tokens` KV tokens, `pairs` of which are not masked; one layer."""
-        wide, tiles = shape.head_dim / HEAD_DIM, shape.heads * -(-tokens // TILE_TOKENS)
-        flops = 4.0 * shape.heads * shape.head_dim * pairs
-        token_s = tokens * self.head_token_s * shape.heads + kv_tokens * self.kv_token_s * shape.kv_heads
-        busy_s = flops / self.flops_per_s + wide * token_s + self.tile_s * tiles
+        time_s: float = max(self.estimates_s(1, tokens, kv_tokens, pairs, shape))
+        return time_s
+
+    def estimates_s(
+        self, rows: Numbers, tokens: Numbers, kv_tokens: Numbers, pairs: Numbers, shape: Heads
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """By law, by FLOPs, by bytes: of `rows` equal chunks side by side, for numbers or arrays; the largest counts."""
+        heads, kv_heads, head_dim, _ = shape
+        wide, flops = head_dim / HEAD_DIM, 4.0 * rows * heads * head_dim * pairs
+        token_s = tokens * self.head_token_s * heads + kv_tokens * self.kv_token_s * kv_heads**self.kv_exponent
+        tiles = rows * heads * -(-tokens // TILE_TOKENS)
+        busy_s = flops / self.flops_per_s + wide * rows * token_s + self.tile_s * tiles
         walk_s = wide * self.walk_s * kv_tokens
-        larger, smaller = max(busy_s, walk_s), min(busy_s, walk_s)
-        mixed_s: float = larger * (1.0 + (smaller / larger) ** self.mixing) ** (1.0 / self.mixing)
-        num_bytes = kv_tokens * shape.kv_bytes_per_token + 4.0 * tokens * shape.heads * shape.head_dim
-        return max(self.floor_s + mixed_s, flops / self.peak_flops_per_s, num_bytes / self.peak_bytes_per_s)
+        mixed_s = busy_s * (1.0 + (walk_s / busy_s) ** self.mixing) ** (1.0 / self.mixing)
+        num_bytes = rows * (kv_tokens * shape.kv_bytes_per_token + 4.0 * tokens * heads * head_dim)
+        return self.floor_s + mixed_s, flops / self.peak_flops_per_s, num_bytes / self.peak_bytes_per_s
 
     def basis(self, tokens: int, prefix_tokens: int, shape: Heads) -> Basis:
         if self.domain and shape.head_dim != HEAD_DIM:
@@ -124,9 +142,8 @@ class PrefillLaw:
         )
 
 
-def linear(x: float, knots: tuple[float, ...], values: tuple[float, ...]) -> float:
+def linear(x: Numbers, knots: tuple[float, ...], values: tuple[float, ...]) -> Floats:
     """Piecewise linear through the knots; flat before the first, the last slope beyond the last."""
-    if x <= knots[-1] or len(knots) == 1:
-        return float(np.interp(x, knots, values))
-    slope = (values[-1] - values[-2]) / (knots[-1] - knots[-2])
-    return values[-1] + slope * (x - knots[-1])
+    slope = (values[-1] - values[-2]) / (knots[-1] - knots[-2]) if len(knots) > 1 else 0.0
+    times: Floats = np.interp(x, knots, values) + slope * np.maximum(0.0, x - knots[-1])
+    return times

@@ -53,8 +53,8 @@ class TileGemm:
     """Tile and wave quantisation: the best of a few kernels.
 
     A kernel cuts the output into tiles, k into `splits`, and needs ⌈blocks / num_sms⌉ waves; its compute time and the time
-    of the bytes overlap (mixed with exponent `mixing`), splits pay for adding their fp32 results up. The library picks the
-    best kernel. Bounded below by the peaks. Monotone in m, n and k, as every kernel is.
+    of the bytes overlap (`smooth_max`), splits pay for adding their fp32 results up. The library picks the best kernel.
+    Bounded below by the peaks. Monotone in m, n and k, as every kernel is.
     """
 
     launch_s: float
@@ -64,7 +64,6 @@ class TileGemm:
     tiles: tuple[Tile, ...]
     splits: tuple[int, ...]
     num_sms: int
-    mixing: float
     dtype_bytes: int
     peak_bytes_per_s: float
     peak_flops_per_s: float
@@ -84,7 +83,7 @@ class TileGemm:
         blocks = np.ceil(m / tile.rows) * -(-n // tile.columns) * splits
         steps = np.ceil(k / splits / K_STEP) * K_STEP
         compute_s = np.ceil(blocks / self.num_sms) * (tile.wave_s + steps * tile.s_per_k)
-        mixed_s = mix(compute_s, memory_s, self.mixing)
+        mixed_s = smooth_max(compute_s, memory_s)
         reduce_s = self.split_s + splits * (4.0 * m * n) / self.split_bytes_per_s
         best_s: Floats = np.min(mixed_s + np.where(splits > 1, reduce_s, 0.0), axis=0)
         return best_s
@@ -93,8 +92,8 @@ class TileGemm:
         return basis_in(self.domain, m=m, n=n, k=k)
 
 
-def mix(a: Floats, b: Floats, exponent: float) -> Floats:
-    """(a^p + b^p)^(1/p): between the sum (p = 1) and the larger of the two (p → ∞). Scaled, so that nothing underflows."""
-    larger, smaller = np.maximum(a, b), np.minimum(a, b)
-    mixed: Floats = larger * (1.0 + (smaller / larger) ** exponent) ** (1.0 / exponent)
+def smooth_max(a: Floats, b: Floats) -> Floats:
+    """(a⁴ + b⁴)^¼: the larger of two times that overlap, a little more where they are close."""
+    a2, b2 = a * a, b * b
+    mixed: Floats = np.sqrt(np.sqrt(a2 * a2 + b2 * b2))
     return mixed
