@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from perfmodel import operators
+from perfmodel.basis import Basis, worst
 from perfmodel.cost import Batch, CostModel
-from perfmodel.curves import Basis, worst
 from perfmodel.specs import InstanceSpec
 
 
@@ -53,7 +53,7 @@ def iteration_flops(instance: InstanceSpec, batch: Batch) -> int:
 def iteration_bytes(instance: InstanceSpec, batch: Batch) -> int:
     """Bytes that must come from memory: the layers' weights and the LM head once, the KV of every row once."""
     model = instance.model
-    kv_bytes = operators.kv_bytes_per_token_per_layer(instance) * instance.tensor_parallel * model.num_layers
+    kv_bytes = operators.heads_per_rank(instance).kv_bytes_per_token * instance.tensor_parallel * model.num_layers
     kv_tokens = batch.decode_context_tokens + sum(t + prefix for t, prefix in batch.chunks)
     layers = model.num_layers * model.layer_matmul_params if batch.tokens else 0
     head = model.vocab_size * model.hidden_size if batch.rows else 0

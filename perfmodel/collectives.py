@@ -1,6 +1,7 @@
 """Communication inside an instance: all-reduce of tensor-parallel ranks, hand-over between pipeline stages."""
 
-from perfmodel.curves import AllReduceLaw
+from perfmodel.basis import Basis
+from perfmodel.laws.allreduce import AllReduceLaw
 from perfmodel.specs import InstanceSpec
 
 
@@ -13,13 +14,21 @@ def all_reduce_s(law: AllReduceLaw, instance: InstanceSpec, num_bytes: float) ->
     ranks, per_node = instance.tensor_parallel, instance.gpus_per_node
     if ranks == 1:
         return 0.0
-    intra, inter, inside = instance.intra_link, instance.inter_link, min(ranks, per_node)
-    time_s = law.time_s(num_bytes, inside, intra.bytes_per_s, intra.latency_s) if inside > 1 else 0.0
+    inter, inside = instance.inter_link, min(ranks, per_node)
+    time_s = law.time_s(num_bytes, inside, instance.intra_link) if inside > 1 else 0.0
     if ranks <= per_node:
         return time_s
     nodes = -(-ranks // per_node)
     between = 2 * (nodes - 1) * inter.latency_s + 2 * (nodes - 1) / nodes * num_bytes / inter.group_bytes_per_s(inside)
     return time_s + between
+
+
+def all_reduce_basis(law: AllReduceLaw, instance: InstanceSpec, num_bytes: float) -> Basis:
+    """Analytic beyond one node and between pipeline stages; nothing to know without either."""
+    ranks = instance.tensor_parallel
+    if ranks > instance.gpus_per_node or instance.pipeline_parallel > 1:
+        return Basis.ANALYTIC
+    return law.basis(num_bytes, ranks, instance.intra_link) if ranks > 1 else Basis.MEASURED
 
 
 def hop_s(instance: InstanceSpec, num_bytes: float) -> float:

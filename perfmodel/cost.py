@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perfmodel import operators
-from perfmodel.collectives import all_reduce_s, hop_s
-from perfmodel.curves import Basis, Curves, worst
+from perfmodel.basis import Basis, worst
+from perfmodel.collectives import all_reduce_basis, all_reduce_s, hop_s
+from perfmodel.curves import Curves
 from perfmodel.errors import InputError, unknown
+from perfmodel.kernels import KernelTimes
 from perfmodel.specs import InstanceSpec, LinkSpec
 
 SCALE_KEYS = ("non_attention", "prefill_attention", "decode_attention", "collectives", "host", "transfer")
 PARTIAL_BYTES = 4  # partial states are fp32
+SMALL_FRAC = 0.2  # parts below this share of a term do not decide how the term is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,11 @@ class CostModel:
     def __init__(self, instance: InstanceSpec, curves: Curves, scale: dict[str, float] | None = None) -> None:
         self.instance, self.curves = instance, curves
         self.scale = dict.fromkeys(SCALE_KEYS, 1.0) | check_scale(scale or {})
-        self._gemms = operators.layer_gemms(instance)
-        self._streams = operators.layer_streams(instance)
-        self._kv_bytes = operators.kv_bytes_per_token_per_layer(instance)
+        self.times = KernelTimes(instance, curves)
+        self.heads = operators.heads_per_rank(instance)
+        self._decode_law = curves.decode_law(self.heads.heads, self.heads.kv_heads)
         self._kernels: dict[int, tuple[float, float]] = {}
-        self._ends: dict[int, float] = {}
+        self._heads_s: dict[int, float] = {}
         self._decode: dict[int, tuple[float, float, float]] = {}
 
     # --- terms that do not depend on context -----------------------------------------------------------------
@@ -88,37 +91,25 @@ class CostModel:
         micro = -(-tokens // stages)
         if micro == 0:
             return 0.0, 0.0
-        embedding_s = self.curves.stream.time_s(micro * operators.embedding_bytes_per_token(instance))
+        kernels_s = model.num_layers * self.layer_s(micro) + stages * self.times.embedding_s(micro)
         state_bytes = micro * model.hidden_size * model.dtype_bytes
-        reduce_s = 2 * model.num_layers * all_reduce_s(self.curves.all_reduce, instance, state_bytes)
-        collectives = reduce_s + stages * hop_s(instance, state_bytes)
-        kernels = model.num_layers * self.layer_s(micro) + stages * embedding_s
-        return kernels * self.scale["non_attention"], collectives * self.scale["collectives"]
+        reduce_s = all_reduce_s(self.curves.all_reduce, instance, state_bytes)
+        reduce_s *= self.curves.factor("collectives", micro)
+        collectives_s = 2 * model.num_layers * reduce_s + stages * hop_s(instance, state_bytes)
+        return kernels_s * self.scale["non_attention"], collectives_s * self.scale["collectives"]
 
     def layer_s(self, tokens: int) -> float:
         """Non-attention kernels of one layer on one rank: the W/f(β) of the paper, unscaled."""
-        gemm, stream = self.curves.gemm, self.curves.stream
-        products = sum(gemm.time_s(tokens, op.n, op.k) for op in self._gemms)
-        return products + sum(stream.time_s(tokens * op.bytes_per_token) for op in self._streams)
+        return self.times.products_s(tokens) + self.times.streams_s(tokens)
 
     def head_s(self, logits_rows: int) -> float:
         """Final norm, LM head and sampling of `logits_rows` rows (on the last stage, which then is the slowest)."""
-        found = self._ends.get(logits_rows)
+        found = self._heads_s.get(logits_rows)
         if found is None:
-            found = self._ends[logits_rows] = self._price_head(logits_rows)
+            stages = self.instance.pipeline_parallel
+            head_s = self.times.head_s(-(-logits_rows // stages)) if logits_rows else 0.0
+            found = self._heads_s[logits_rows] = stages * head_s * self.scale["non_attention"]
         return found
-
-    def _price_head(self, logits_rows: int) -> float:
-        instance, stages = self.instance, self.instance.pipeline_parallel
-        micro = -(-logits_rows // stages)
-        if micro == 0:
-            return 0.0
-        head = operators.lm_head(instance)
-        num_bytes = micro * (
-            2 * operators.embedding_bytes_per_token(instance) + operators.sampling_bytes_per_row(instance)
-        )
-        head_s = self.curves.gemm.time_s(micro, head.n, head.k) + self.curves.stream.time_s(num_bytes)
-        return stages * head_s * self.scale["non_attention"]
 
     # --- attention --------------------------------------------------------------------------------------------
 
@@ -135,11 +126,10 @@ class CostModel:
     def _price_decode(self, rows: int) -> tuple[float, float, float]:
         if rows == 0:
             return 0.0, 0.0, 0.0
-        instance, model = self.instance, self.instance.model
-        stages, heads = instance.pipeline_parallel, model.num_heads // instance.tensor_parallel
-        terms = self.curves.decode.terms(-(-rows // stages), heads, instance.kv_heads_per_gpu, model.head_dim)
-        layers = model.num_layers * self.scale["decode_attention"]
-        return layers * terms.floor_s, layers * terms.base_s, layers * terms.s_per_byte * self._kv_bytes / stages
+        stages, layers = self.instance.pipeline_parallel, self.instance.model.num_layers
+        terms = self._decode_law.terms(-(-rows // stages), self.heads)
+        factor = layers * self.scale["decode_attention"] * self.curves.factor("decode_attention", rows)
+        return factor * terms.floor_s, factor * terms.base_s, factor * terms.s_per_token / stages
 
     def decode_attention_s(self, rows: int, context_tokens: float) -> float:
         """Decode attention of `rows` rows over `context_tokens` tokens in all (0 for no row)."""
@@ -148,17 +138,14 @@ class CostModel:
 
     def prefill_attention_s(self, tokens: int, prefix_tokens: int) -> float:
         """Causal attention of a chunk of `tokens` queries behind `prefix_tokens` KV tokens, all layers."""
-        pairs = tokens * prefix_tokens + tokens * (tokens + 1) // 2
-        return self._chunk_s(tokens, tokens + prefix_tokens, pairs) * self.scale["prefill_attention"]
+        return self._chunk_s(tokens, tokens + prefix_tokens, tokens * prefix_tokens + tokens * (tokens + 1) // 2)
 
     def _chunk_s(self, query_tokens: int, kv_tokens: int, pairs: int) -> float:
         if query_tokens == 0 or kv_tokens == 0:
             return 0.0
-        instance, model = self.instance, self.instance.model
-        heads = model.num_heads // instance.tensor_parallel
-        num_bytes = kv_tokens * self._kv_bytes + 2 * query_tokens * heads * model.head_dim * model.dtype_bytes
-        layer_s = self.curves.prefill.time_s(4.0 * heads * model.head_dim * pairs, num_bytes)
-        return model.num_layers * layer_s / instance.pipeline_parallel
+        layer_s = self.curves.prefill.time_s(query_tokens, kv_tokens, pairs, self.heads)
+        factor = self.scale["prefill_attention"] * self.curves.factor("prefill_attention", query_tokens)
+        return self.instance.model.num_layers * layer_s * factor / self.instance.pipeline_parallel
 
     # --- MicroAttention for others ----------------------------------------------------------------------------
 
@@ -180,7 +167,7 @@ class CostModel:
 
     def prefill_micro_attention_s(self, query_tokens: int, kv_tokens: int) -> float:
         """MA of a chunk's queries on a remote prefix: no mask; all layers."""
-        return self._chunk_s(query_tokens, kv_tokens, query_tokens * kv_tokens) * self.scale["prefill_attention"]
+        return self._chunk_s(query_tokens, kv_tokens, query_tokens * kv_tokens)
 
     def query_bytes(self, rows: int) -> int:
         """Q of `rows` rows (or chunk tokens) on the wire, one layer."""
@@ -201,34 +188,36 @@ class CostModel:
     def copy_s(self, num_bytes: float) -> float:
         """Gathering (or scattering) KV blocks at one end of a move: read and written once, shared by the ranks."""
         per_gpu = 2 * num_bytes / self.instance.num_gpus
-        return self.curves.stream.time_s(per_gpu) * self.scale["transfer"]
+        return self.curves.streams["copy"].bulk_s(per_gpu) * self.scale["transfer"]
 
     # --- how it is known --------------------------------------------------------------------------------------
 
     def iteration_basis(self, tokens: int, decode_rows: int, context_tokens: int) -> IterationBasis:
         """Basis of (kernel_s, decode attention, host_s): a driver adds each term's seconds to it. Context is ΣS."""
-        return IterationBasis(
-            self.kernels_basis(tokens), self.decode_basis(decode_rows, context_tokens), self.host_basis(decode_rows)
-        )
+        kernels_s, collectives_s = self.kernel_terms(tokens)
+        kernels = self.kernels_basis(tokens)
+        if collectives_s > SMALL_FRAC * (kernels_s + collectives_s):
+            kernels = worst(kernels, self.collectives_basis(tokens))
+        return IterationBasis(kernels, self.decode_basis(decode_rows, context_tokens), self.host_basis(decode_rows))
 
     def kernels_basis(self, tokens: int) -> Basis:
-        """The weakest of the layer's matrix products."""
+        """The weakest of the layer's matrix products, and of its streams where they matter."""
         micro = max(1, -(-tokens // self.instance.pipeline_parallel))
-        return worst(*(self.curves.gemm.basis(micro, op.n, op.k) for op in self._gemms))
+        products = self.times.products_basis(micro)
+        if self.times.streams_s(micro) < SMALL_FRAC * self.layer_s(micro):
+            return products
+        return worst(products, self.times.streams_basis(micro))
 
     def decode_basis(self, rows: int, context_tokens: int) -> Basis:
-        instance = self.instance
-        heads = instance.model.num_heads // instance.tensor_parallel
-        return self.curves.decode.basis(rows, heads, instance.kv_heads_per_gpu, context_tokens / max(1, rows))
+        return self._decode_law.basis(rows, self.heads, context_tokens / max(1, rows))
 
     def prefill_basis(self, tokens: int, prefix_tokens: int) -> Basis:
-        instance = self.instance
-        heads = instance.model.num_heads // instance.tensor_parallel
-        return self.curves.prefill.basis(tokens, prefix_tokens, heads, instance.kv_heads_per_gpu)
+        return self.curves.prefill.basis(tokens, prefix_tokens, self.heads)
 
     def collectives_basis(self, tokens: int) -> Basis:
-        model, ranks = self.instance.model, self.instance.tensor_parallel
-        return self.curves.all_reduce.basis(tokens * model.hidden_size * model.dtype_bytes, ranks)
+        model = self.instance.model
+        num_bytes = tokens * model.hidden_size * model.dtype_bytes
+        return all_reduce_basis(self.curves.all_reduce, self.instance, num_bytes)
 
     def host_basis(self, rows: int) -> Basis:
         fitted = self.instance.engine.fitted_rows

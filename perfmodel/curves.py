@@ -1,133 +1,74 @@
-"""Times of single operators on one GPU: laws with few parameters, each with the domain it was fitted on.
+"""The laws of one GPU, gathered: what a cost model prices its operators with, and how sure it is of them."""
 
-A law answers `*_s(...)` (seconds) and `basis(...)`: how it knows. Laws are plain data; where they come from (a profile
-pack, or `analytic_curves`) is not their business.
-"""
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from dataclasses import dataclass
-from enum import StrEnum
+import numpy as np
 
+from perfmodel.laws.allreduce import AllReduceLaw, RingAllReduce
+from perfmodel.laws.attention import DecodeLaw, PrefillLaw
+from perfmodel.laws.gemm import GemmLaw, RooflineGemm
+from perfmodel.laws.stream import StreamLaw
 from perfmodel.specs import GpuSpec
 
-
-class Basis(StrEnum):
-    """How a time is known, best first."""
-
-    MEASURED = "measured"
-    INTERPOLATED = "interpolated"
-    EXTRAPOLATED = "extrapolated"
-    ANALYTIC = "analytic"
+ENDS = ("low", "high")
+STREAMS = ("norm", "add", "rope", "kv_write", "activation", "embedding", "copy")
 
 
-def worst(*bases: Basis) -> Basis:
-    """The weakest of several."""
-    order = list(Basis)
-    return max(bases, key=order.index)
+@dataclass(frozen=True)
+class Band:
+    """By how much data sets disagree about a part: factors on its time at `low` and `high`, along `at` (tokens or rows)."""
+
+    at: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def factor(self, end: str, x: float) -> float:
+        return float(np.interp(x, self.at, self.low if end == "low" else self.high))
 
 
-@dataclass(frozen=True, slots=True)
-class GemmLaw:
-    """Matrix product [m, k] × [k, n]: launch_s + max(bytes / bytes_per_s, FLOPs / flops_per_s)."""
-
-    launch_s: float
-    bytes_per_s: float
-    flops_per_s: float
-    dtype_bytes: int
-
-    def time_s(self, m: int, n: int, k: int) -> float:
-        num_bytes = self.dtype_bytes * (n * k + m * (n + k))
-        return self.launch_s + max(num_bytes / self.bytes_per_s, 2.0 * m * n * k / self.flops_per_s)
-
-    def basis(self, m: int, n: int, k: int) -> Basis:
-        return Basis.ANALYTIC
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLaw:
-    """Element-wise kernels: launch_s + bytes / bytes_per_s."""
-
-    launch_s: float
-    bytes_per_s: float
-
-    def time_s(self, num_bytes: float) -> float:
-        return self.launch_s + num_bytes / self.bytes_per_s
-
-    def basis(self, num_bytes: float) -> Basis:
-        return Basis.ANALYTIC
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeTerms:
-    """Decode attention of one layer: max(floor_s, base_s + s_per_byte × KV bytes read)."""
-
-    floor_s: float
-    base_s: float
-    s_per_byte: float
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeLaw:
-    """Decode attention of one layer: max(floor_s, base_s + row_s · rows + KV bytes / bytes_per_s)."""
-
-    floor_s: float
-    base_s: float
-    row_s: float
-    bytes_per_s: float
-
-    def terms(self, rows: int, heads: int, kv_heads: int, head_dim: int) -> DecodeTerms:
-        return DecodeTerms(self.floor_s, self.base_s + self.row_s * rows, 1.0 / self.bytes_per_s)
-
-    def basis(self, rows: int, heads: int, kv_heads: int, context_tokens: float) -> Basis:
-        return Basis.ANALYTIC
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillLaw:
-    """Attention of a chunk, one layer: floor_s + max(FLOPs / flops_per_s, bytes / bytes_per_s)."""
-
-    floor_s: float
-    flops_per_s: float
-    bytes_per_s: float
-
-    def time_s(self, flops: float, num_bytes: float) -> float:
-        return self.floor_s + max(flops / self.flops_per_s, num_bytes / self.bytes_per_s)
-
-    def basis(self, tokens: int, prefix_tokens: int, heads: int, kv_heads: int) -> Basis:
-        return Basis.ANALYTIC
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduceLaw:
-    """All-reduce inside a node: base_s + hop_s · ⌈log2 ranks⌉ + 2 (ranks − 1)/ranks · bytes / link rate."""
-
-    base_s: float
-
-    def time_s(self, num_bytes: float, ranks: int, bytes_per_s: float, latency_s: float) -> float:
-        steps = (ranks - 1).bit_length()
-        return self.base_s + latency_s * steps + 2 * (ranks - 1) / ranks * num_bytes / bytes_per_s
-
-    def basis(self, num_bytes: float, ranks: int) -> Basis:
-        return Basis.ANALYTIC
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Curves:
-    """The laws of one GPU and width of numbers. `source`: what a manifest says about them."""
+    """Laws of one GPU for one width of numbers. `source` is what a manifest says of them.
+
+    `decode` holds one law per range of heads, best first. `end` prices at one end of the bands ("" for the middle).
+    """
 
     gemm: GemmLaw
-    stream: StreamLaw
-    decode: DecodeLaw
+    streams: Mapping[str, StreamLaw]
+    decode: tuple[DecodeLaw, ...]
     prefill: PrefillLaw
     all_reduce: AllReduceLaw
     source: str
+    bands: Mapping[str, Band] = field(default_factory=dict)
+    end: str = ""
+
+    def decode_law(self, heads: int, kv_heads: int) -> DecodeLaw:
+        """The law measured on such heads, else the one whose heads come nearest."""
+
+        def misses(law: DecodeLaw) -> float:
+            ranges = law.domain.ranges if law.domain else {}
+            low, high = ranges.get("kv_heads", (0, float("inf")))
+            return max(low / kv_heads, kv_heads / high, 1.0)
+
+        return min(self.decode, key=misses)
+
+    def factor(self, part: str, x: float) -> float:
+        """Factor on a part's time: 1, or the chosen end of its band."""
+        return self.bands[part].factor(self.end, x) if self.end and part in self.bands else 1.0
+
+    def at_end(self, end: str) -> "Curves":
+        """These curves at an end of their bands."""
+        return replace(self, end=end, source=f"{self.source}, {end} end")
 
 
 # Fractions of the data-sheet peaks reached, and floors. From Vidur's A100 profiles of LLaMA2-7B and 70B (non-attention
 # time flat to 64 tokens, then linear) and from the decode attention of Vidur and AIConfigurator on A100 (75–85 % of the
-# bandwidth, about 15 µs a layer at least). Prefill attention: AIConfigurator's A100 table, long sequences.
+# bandwidth, about 15 µs a layer at least). Prefill attention: AIConfigurator's A100 table, long sequences. Bandwidth of
+# element-wise kernels and their launch: AIConfigurator's system.yaml (0.8 and 3 µs).
 GEMM_BYTES_FRAC, GEMM_FLOPS_FRAC, KERNEL_S = 0.75, 0.65, 3e-6
 STREAM_BYTES_FRAC = 0.8
-DECODE_BYTES_FRAC, DECODE_FLOOR_S, DECODE_ROW_S = 0.8, 15e-6, 0.1e-6
+DECODE_BYTES_FRAC, DECODE_FLOOR_S, DECODE_ROW_HEAD_S = 0.8, 15e-6, 3e-9
 PREFILL_FLOPS_FRAC = 0.55
 ALL_REDUCE_S = 5e-6  # AIConfigurator, A100, vLLM's custom all-reduce in a CUDA graph, small messages
 
@@ -135,11 +76,27 @@ ALL_REDUCE_S = 5e-6  # AIConfigurator, A100, vLLM's custom all-reduce in a CUDA 
 def analytic_curves(gpu: GpuSpec, dtype_bytes: int) -> Curves:
     """Roofline at the fractions of the peaks above, with the measured floors."""
     peak_bytes, peak_flops = gpu.memory_bytes_per_s, gpu.flops_per_s(dtype_bytes)
+    stream = StreamLaw(KERNEL_S, STREAM_BYTES_FRAC * peak_bytes)
     return Curves(
-        gemm=GemmLaw(KERNEL_S, GEMM_BYTES_FRAC * peak_bytes, GEMM_FLOPS_FRAC * peak_flops, dtype_bytes),
-        stream=StreamLaw(KERNEL_S, STREAM_BYTES_FRAC * peak_bytes),
-        decode=DecodeLaw(DECODE_FLOOR_S, KERNEL_S, DECODE_ROW_S, DECODE_BYTES_FRAC * peak_bytes),
-        prefill=PrefillLaw(DECODE_FLOOR_S, PREFILL_FLOPS_FRAC * peak_flops, STREAM_BYTES_FRAC * peak_bytes),
-        all_reduce=AllReduceLaw(ALL_REDUCE_S),
+        gemm=RooflineGemm(KERNEL_S, GEMM_BYTES_FRAC * peak_bytes, GEMM_FLOPS_FRAC * peak_flops, dtype_bytes),
+        streams=dict.fromkeys(STREAMS, stream),
+        decode=(
+            DecodeLaw(
+                units=(1.0,),
+                floor_s=(DECODE_FLOOR_S,),
+                base_s=(KERNEL_S,),
+                streams=(1.0,),
+                bytes_frac=(DECODE_BYTES_FRAC,),
+                peak_bytes_per_s=peak_bytes,
+                row_head_base_s=DECODE_ROW_HEAD_S,
+            ),
+        ),
+        prefill=PrefillLaw(
+            floor_s=DECODE_FLOOR_S,
+            flops_per_s=PREFILL_FLOPS_FRAC * peak_flops,
+            peak_flops_per_s=peak_flops,
+            peak_bytes_per_s=STREAM_BYTES_FRAC * peak_bytes,
+        ),
+        all_reduce=RingAllReduce(ALL_REDUCE_S),
         source=f"analytic roofline of {gpu.name}",
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from perfmodel.laws.attention import Heads
 from perfmodel.specs import InstanceSpec
 
 
@@ -16,9 +17,10 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An element-wise kernel: bytes read and written for each token."""
+    """An element-wise kernel: its law, how often a layer runs it, bytes read and written for each token."""
 
-    name: str
+    law: str
+    count: int
     bytes_per_token: int
 
 
@@ -36,19 +38,15 @@ def layer_gemms(instance: InstanceSpec) -> tuple[Gemm, ...]:
 
 
 def layer_streams(instance: InstanceSpec) -> tuple[Stream, ...]:
-    """Two norms with the residual added (read both, write both), RoPE with the KV write, the activation."""
+    """Two norms, two residual sums, RoPE on Q and K, the KV write, the activation (SiLU times up)."""
     model, tp, width = instance.model, instance.tensor_parallel, instance.model.dtype_bytes
     heads, kv_heads = model.num_heads // tp, instance.kv_heads_per_gpu
-    norm = 4 * model.hidden_size * width
-    rope = 2 * (heads + kv_heads) * model.head_dim * width
-    kv_write = 2 * kv_heads * model.head_dim * (width + model.kv_dtype_bytes)
-    activation = 3 * model.intermediate_size // tp * width
     return (
-        Stream("input_norm", norm),
-        Stream("post_norm", norm),
-        Stream("rope", rope),
-        Stream("kv_write", kv_write),
-        Stream("activation", activation),
+        Stream("norm", 2, 2 * model.hidden_size * width),
+        Stream("add", 2, 3 * model.hidden_size * width),
+        Stream("rope", 1, 2 * (heads + kv_heads) * model.head_dim * width),
+        Stream("kv_write", 1, 2 * kv_heads * model.head_dim * (width + model.kv_dtype_bytes)),
+        Stream("activation", 1, 3 * (model.intermediate_size // tp) * width),
     )
 
 
@@ -66,6 +64,8 @@ def sampling_bytes_per_row(instance: InstanceSpec) -> int:
     return 4 * 4 * instance.model.vocab_size
 
 
-def kv_bytes_per_token_per_layer(instance: InstanceSpec) -> int:
-    """K and V of one token, one layer, one rank."""
-    return 2 * instance.kv_heads_per_gpu * instance.model.head_dim * instance.model.kv_dtype_bytes
+def heads_per_rank(instance: InstanceSpec) -> Heads:
+    """Shape of attention on one rank."""
+    model = instance.model
+    heads = model.num_heads // instance.tensor_parallel
+    return Heads(heads, instance.kv_heads_per_gpu, model.head_dim, model.kv_dtype_bytes)

@@ -34,6 +34,18 @@ READERS: dict[str, Format] = {
     "own": Format("own", "the canonical row: arrival_s, input_tokens, output_tokens, …; CSV or Parquet"),
 }
 
+# What gives a format away, in lower case; one that has more comes before one that has less.
+_SIGNATURES = {
+    "azure-2025": ("timestamp", "numimages", "contexttokens", "generatedtokens"),
+    "azure-2023": ("timestamp", "contexttokens", "generatedtokens"),
+    "burstgpt": ("timestamp", "request tokens", "response tokens"),
+    "vidur": ("num_prefill_tokens", "num_decode_tokens"),
+    "own": ("arrival_s", "input_tokens", "output_tokens"),
+    "bailian": ("chat_id", "timestamp", "input_length", "output_length"),
+    "mooncake": ("timestamp", "input_length", "output_length"),
+    "sharegpt": ("conversations",),
+}
+
 FORMATS: dict[str, str] = {name: reader.text for name, reader in READERS.items()}
 
 _PAPER_RANGES = ("1–60K", "1–60K", "1–60K", "1–200K", "1–400K", "1–600K", "1–1000K", "1–1500K", "1–2000K")
@@ -49,3 +61,9 @@ GENERATORS: dict[str, str] = {
     "empirical-mooncake-synthetic": "input and output drawn jointly as in Mooncake synthetic (up to 191K tokens)",
     "empirical-servegen-deepseek-r1": "input and output drawn jointly as by ServeGen's clients of DeepSeek-R1",
 }
+
+
+def fitting_format(fields: list[str]) -> str:
+    """A hint where the fields are those of another format."""
+    fits = [name for name, signature in _SIGNATURES.items() if set(signature) <= set(fields)]
+    return f"; it looks like format {fits[0]}" if fits else ""

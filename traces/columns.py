@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from perfmodel.errors import InputError
+from traces.catalogue import fitting_format
 from traces.chunk import MAX_TOKENS
 from traces.files import TraceFile
 from traces.trace import Floats, Ints
@@ -23,6 +24,7 @@ from traces.trace import Floats, Ints
 _INSTANT = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?"
 _NAIVE = _INSTANT + "$"
 _AWARE = _INSTANT + r"(Z|[+-]\d\d(:?\d\d)?)$"
+NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 INSTANT_TEXT = "a time like 2023-11-16 18:15:46.6805900 or 2024-05-10T00:00:00.009Z"
 
 
@@ -56,7 +58,7 @@ class Block:
         array = self._filled(column, text)
         try:
             values = np.asarray(array.cast(pa.int64()))
-        except pa.ArrowInvalid:
+        except NO_CAST:
             floats = self._numbers(column, pa.float64(), text)
             self._check(column, np.isfinite(floats) & (np.abs(floats) < 2**53) & (np.floor(floats) == floats), text)
             values = floats.astype(np.int64)
@@ -68,13 +70,14 @@ class Block:
         array = self._filled(column, INSTANT_TEXT)
         if not pa.types.is_string(array.type):
             array = array.cast(pa.string())
-        aware = np.asarray(pc.match_substring_regex(array, _AWARE))
-        naive = np.asarray(pc.match_substring_regex(array, _NAIVE))
-        self._check(column, aware | naive, INSTANT_TEXT)
-        if aware.any() and naive.any():
-            odd = int(np.argmax(aware != aware[0]))
-            raise self.fail(column, odd, f"like the rows above it, which {'have' if aware[0] else 'lack'} a time zone")
-        is_aware = bool(len(aware) and aware[0])
+        is_aware = bool(len(array)) and _matches(array.slice(0, 1), _AWARE)
+        good = np.asarray(pc.match_substring_regex(array, _AWARE if is_aware else _NAIVE))
+        if not good.all():
+            odd = int(np.argmin(good))
+            if _matches(array.slice(odd, 1), _NAIVE if is_aware else _AWARE):
+                above = "have" if is_aware else "lack"
+                raise self.fail(column, odd, f"like the rows above it, which {above} a time zone")
+            raise self.fail(column, odd, INSTANT_TEXT)
         return self._cast_instants(column, array, is_aware), is_aware
 
     def texts(self, column: str) -> list[str]:
@@ -95,7 +98,7 @@ class Block:
             array = pc.utf8_trim_whitespace(array)
         try:
             return np.asarray(array.cast(kind))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        except NO_CAST:
             bad = (i for i in range(len(array)) if _cast_fails(array.slice(i, 1), kind))
             raise self.fail(column, next(bad), text) from None
 
@@ -103,6 +106,8 @@ class Block:
         array = self.columns[column.lower()]
         if array.null_count:
             raise self.fail(column, int(np.argmax(np.asarray(array.is_null()))), text)
+        if pa.types.is_boolean(array.type) and len(array):
+            raise self.fail(column, 0, text)
         return array
 
     def _check(self, column: str, good: npt.NDArray[np.bool_], text: str) -> None:
@@ -110,10 +115,15 @@ class Block:
             raise self.fail(column, int(np.argmin(good)), text)
 
 
+def _matches(array: pa.Array, pattern: str) -> bool:
+    """Whether the one text in `array` matches."""
+    return bool(pc.match_substring_regex(array, pattern)[0].as_py())
+
+
 def _cast_fails(array: pa.Array, kind: pa.DataType) -> bool:
     try:
         array.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except NO_CAST:
         return True
     return False
 
@@ -143,10 +153,11 @@ def _take_header(line: int, data: bytes) -> tuple[int, list[str], bytes]:
 
 
 def _fields(line: bytes) -> list[str]:
+    text = line.decode("utf-8").rstrip("\r\n")
     try:
-        return next(csv.reader([line.decode("utf-8").rstrip("\r\n")]), [])
+        return next(csv.reader([text]), [])
     except csv.Error:
-        return []
+        return [text]
 
 
 def match_columns(where: str, present: list[str], needed: Sequence[str], optional: Sequence[str]) -> dict[str, str]:
@@ -160,24 +171,6 @@ def match_columns(where: str, present: list[str], needed: Sequence[str], optiona
     if doubled:
         raise InputError(f"{where}: column {doubled[0]!r} appears twice")
     return {name.lower(): present[lower.index(name.lower())] for name in (*needed, *optional) if name.lower() in lower}
-
-
-_SIGNATURES = {
-    "azure-2025": ("timestamp", "numimages", "contexttokens", "generatedtokens"),
-    "azure-2023": ("timestamp", "contexttokens", "generatedtokens"),
-    "burstgpt": ("timestamp", "request tokens", "response tokens"),
-    "vidur": ("num_prefill_tokens", "num_decode_tokens"),
-    "own": ("arrival_s", "input_tokens", "output_tokens"),
-    "bailian": ("chat_id", "timestamp", "input_length", "output_length"),
-    "mooncake": ("timestamp", "input_length", "output_length"),
-    "sharegpt": ("conversations",),
-}
-
-
-def fitting_format(fields: list[str]) -> str:
-    """A hint where the fields are those of another format."""
-    fits = [name for name, signature in _SIGNATURES.items() if set(signature) <= set(fields)]
-    return f"; it looks like format {fits[0]}" if fits else ""
 
 
 def _parse_block(file: TraceFile, line: int, body: bytes, header: list[str], names: dict[str, str]) -> Block:

@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from perfmodel.errors import InputError
+from traces.catalogue import fitting_format
 from traces.chunk import MAX_TOKENS
-from traces.columns import fitting_format
 from traces.files import TraceFile
+from traces.trace import Ints
 
 CHUNK_ROWS = 50_000
 
@@ -45,13 +48,18 @@ class Row:
             raise self.fail(name, "a number from 0 to 1e15")
         return float(value)
 
-    def integers(self, name: str) -> list[int]:
+    def integers(self, name: str) -> Ints:
         """A list of whole numbers that fit 64 bits."""
         value = self.value(name)
-        is_list = isinstance(value, list) and all(type(item) is int and abs(item) < 2**63 for item in value)
-        if not is_list:
+        if not isinstance(value, list):
             raise self.fail(name, "a list of whole numbers")
-        return list(value)
+        try:
+            numbers = np.array(value) if value else np.zeros(0, dtype=np.int64)
+        except (ValueError, OverflowError):  # lists of unequal length inside
+            numbers = np.zeros(0)
+        if numbers.dtype != np.int64 or numbers.ndim != 1:
+            raise self.fail(name, "a list of whole numbers")
+        return numbers
 
     def check_cover(self, name: str, input_tokens: int, block_tokens: int) -> None:
         """The hash list has one block per `block_tokens` of input, the last one begun."""
@@ -91,9 +99,10 @@ def _object(file: TraceFile, line: int, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise InputError(f"{file.where(line)}: {_shown(text)} is not a JSON object") from None
+        value = None
     if not isinstance(value, dict):
-        raise InputError(f"{file.where(line)}: {_shown(text)} is not a JSON object")
+        header = text.strip().decode("utf-8", "replace").lower().split(",")
+        raise InputError(f"{file.where(line)}: {_shown(text)} is not a JSON object{fitting_format(header)}")
     return {key.lower(): item for key, item in value.items()}
 
 

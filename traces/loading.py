@@ -17,8 +17,6 @@ from traces.progress import progress_over
 from traces.shaping import arrivals_of, cut_window, limit_context, with_int_ids
 from traces.trace import Account, ClosedLoop, Floats, Trace
 
-BLOCK_TOKENS = {"mooncake": 512, "bailian": 16}
-
 
 def load_trace(name: str, path: str | os.PathLike[str], options: LoadOptions) -> Trace:
     """See `traces.load`."""
@@ -54,7 +52,6 @@ def _as_trace(rows: Rows, arrival_s: Floats, account: Account, source: dict[str,
     closed = _closed_loop(more, source)
     block_tokens = _constant(more, "block_tokens", source)
     if "prefix_blocks" in more:
-        block_tokens = BLOCK_TOKENS.get(source["format"], block_tokens)
         account.notes.append("prefix hashes are not used")
     source_row = more.pop("origin_row", rows.source_row)
     ids = with_int_ids(more.pop("ids")) if "ids" in more else source_row

@@ -1,5 +1,6 @@
 """Window, order, limits, jitter and rate: each step takes rows and returns rows, and counts what it changes."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def arrivals_of(rows: Rows, reading: Reading) -> tuple[Rows, Floats]:
     arrival_s = arrival_s[: len(rows)]
     if arrival_s[0] != 0.0:
         arrival_s = arrival_s - arrival_s[0]
-    return rows, _at_rate(arrival_s, reading.options.rate_rps, reading.where)
+    return replace(rows, time=None), _at_rate(arrival_s, reading.options.rate_rps, reading.where)
 
 
 def _first(rows: Rows, reading: Reading) -> Rows:

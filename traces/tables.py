@@ -19,7 +19,8 @@ from traces.seeds import stream
 from traces.trace import Floats, Ints, Trace
 
 BINS = 20
-PROBABILITIES = np.unique(np.round(np.concatenate((np.linspace(0, 1, 201), np.linspace(0.98, 1, 81))), 6))
+PARTS = (np.linspace(0, 1, 201), np.linspace(0.98, 1, 81), [0.9999, 0.99999])  # closer together where the tail is long
+PROBABILITIES = np.unique(np.round(np.concatenate(PARTS), 6))
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def mean_ranks(tokens: Ints) -> Floats:
 
 
 def main(arguments: list[str]) -> None:
+    if len(arguments) not in (1, 2):
+        sys.exit("usage: python -m traces.tables DATA_FOLDER [OUT_FOLDER]")
     data = Path(arguments[0])
     out = Path(arguments[1]) if len(arguments) > 1 else Path(__file__).parent / "data"
     for name, source in SOURCES.items():

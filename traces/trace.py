@@ -125,7 +125,7 @@ class Trace:
         columns = [self.input_tokens, self.output_tokens, self.ids, *(c for c in optional if c is not None)]
         assert all(len(column) == num_requests for column in columns), "columns of unequal length"
         assert self.arrival_s[0] == 0.0, f"first arrival is {self.arrival_s[0]}"
-        assert bool(np.all(np.diff(self.arrival_s) >= 0)), "arrivals are not sorted"
+        assert bool(np.all(self.arrival_s[1:] >= self.arrival_s[:-1])), "arrivals are not sorted"
         assert bool(np.isfinite(self.arrival_s[-1])), "an arrival is not finite"
         assert int(self.input_tokens.min()) >= 1, "an input is empty"
         assert int(self.output_tokens.min()) >= 1, "an output is empty"

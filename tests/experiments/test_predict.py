@@ -29,7 +29,7 @@ def test_parts_sum_to_the_total_and_stay_above_the_roofline():
 
 
 def test_eager_launches_count_as_host_time_where_kernels_do_not_hide_them():
-    """One row of LLaMA2-70B on 8 A100 with the engine of 2023 took about 43 ms (simulators.md), whatever the kernels."""
+    """One row of LLaMA2-70B on 8 A100 with the engine of 2023 took about 43 ms (simulators.md)."""
     found = predict(Query("llama2-70b", tensor_parallel=8, engine="eager-2023", decode=["1x128"]))
     assert found["total_s"] == pytest.approx(43e-3, rel=0.05)
     assert found["parts"]["host"]["s"] > 0.5 * found["total_s"]
@@ -57,13 +57,13 @@ def test_notation():
 
 @pytest.mark.parametrize("text", ["32", "x", "0x5", "5x0", "-1x5", "axb", "1.5x2", ""])
 def test_wrong_decode_notation(text):
-    with pytest.raises(InputError, match="--decode: .*allowed: ROWSxCONTEXT"):
+    with pytest.raises(InputError, match=r"--decode: .*allowed: ROWSxCONTEXT"):
         parse_decode(text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "@5", "a@b", "5@", "-5"])
 def test_wrong_prefill_notation(text):
-    with pytest.raises(InputError, match="--prefill: .*allowed: TOKENS"):
+    with pytest.raises(InputError, match=r"--prefill: .*allowed: TOKENS"):
         parse_prefill(text)
 
 

@@ -29,7 +29,7 @@ CASES = {
     "CSV given as JSON": (
         "mooncake",
         CSV + GOOD,
-        "line 1: 'TIMESTAMP,ContextTokens,GeneratedTokens' is not a JSON object",
+        "line 1: 'TIMESTAMP,ContextTokens,GeneratedTokens' is not a JSON object; it looks like format azure-2023",
     ),
     "missing column": ("azure-2023", "TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,3\n", "no column 'GeneratedTokens'"),
     "doubled column": ("azure-2023", "TIMESTAMP,ContextTokens,GeneratedTokens,contexttokens\n", "appears twice"),

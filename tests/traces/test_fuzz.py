@@ -21,7 +21,7 @@ HEADERS = {
     "own": "arrival_s,input_tokens,output_tokens,id,session,prefix_blocks,users,think_s",
 }
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids", "chat_id", "parent_chat_id", "turn")
-quick = settings(max_examples=60, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def outcome(fmt, path):
@@ -142,3 +142,30 @@ def test_any_servegen_folder(tmp_path, table, window):
     (tmp_path / "chunk-0-dataset.json").write_bytes(table.encode("utf-8", "surrogatepass"))
     (tmp_path / "chunk-0-trace.csv").write_bytes(window.encode("utf-8", "surrogatepass"))
     outcome("servegen", tmp_path)
+
+
+parquet_columns = st.sampled_from(
+    [
+        [1, 2],
+        [0.5, None],
+        ["1", "x"],
+        [True, False],
+        [[1], [2]],
+        [{"a": 1}, {"a": 2}],
+        [b"1", b"\xff"],
+        [-1.0, 2.0],
+        [1e300, 1.0],
+    ]
+)
+
+
+@quick
+@given(columns=st.lists(parquet_columns, min_size=6, max_size=6))
+def test_any_types_in_parquet(tmp_path, columns):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = ("arrival_s", "input_tokens", "output_tokens", "id", "session", "prefix_blocks")
+    path = tmp_path / "any.parquet"
+    pq.write_table(pa.table(dict(zip(names, columns, strict=True))), path)
+    outcome("own", path)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import traces
@@ -163,6 +163,7 @@ options = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(rows=rows, options=options, block_bytes=st.sampled_from([64, 1 << 20]))
 def test_the_account_adds_up_and_does_not_depend_on_blocks(tmp_path_factory, rows, options, block_bytes):
     from traces import files

@@ -11,7 +11,7 @@ import numpy as np
 
 from traces.chunk import Chunk
 from traces.files import TraceFile
-from traces.formats.mooncake import lengths, prefix_blocks, times
+from traces.formats.mooncake import lengths, prefixes, times
 from traces.jsonl import Row, row_batches
 from traces.options import LoadOptions
 from traces.trace import Account, Ints
@@ -30,7 +30,7 @@ def read(file: TraceFile, options: LoadOptions, account: Account) -> Iterator[Ch
             "ids": np.array([row.integer("chat_id", high=MAX_ID) for row in rows], dtype=np.int64),
             "session": conversations.sessions(rows),
             "turn": np.array([row.integer("turn") for row in rows], dtype=np.int64),
-            "prefix_blocks": prefix_blocks(rows, BLOCK_TOKENS),
+            **prefixes(rows, BLOCK_TOKENS),
         }
         yield Chunk(time, inputs, outputs, more)
     if conversations.num_orphans:

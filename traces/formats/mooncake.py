@@ -1,14 +1,16 @@
 """Mooncake traces (kvcache-ai/Mooncake): JSONL, `timestamp` in ms, `hash_ids` of 512-token blocks, chained by prefix."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from traces.chunk import Chunk
 from traces.files import TraceFile
 from traces.jsonl import Row, row_batches
 from traces.options import LoadOptions
-from traces.trace import Account, Floats, Ints, Objects
+from traces.trace import Account, Floats, Ints
 
 BLOCK_TOKENS = 512
 
@@ -16,7 +18,7 @@ BLOCK_TOKENS = 512
 def read(file: TraceFile, options: LoadOptions, account: Account) -> Iterator[Chunk]:
     """Times in milliseconds. Raises where the hash list of a row does not cover its input."""
     for rows in row_batches(file):
-        yield Chunk(times(rows), *lengths(rows), {"prefix_blocks": prefix_blocks(rows, BLOCK_TOKENS)})
+        yield Chunk(times(rows), *lengths(rows), prefixes(rows, BLOCK_TOKENS))
 
 
 def times(rows: list[Row]) -> Floats:
@@ -31,11 +33,10 @@ def lengths(rows: list[Row]) -> tuple[Ints, Ints]:
     return inputs, outputs
 
 
-def prefix_blocks(rows: list[Row], block_tokens: int) -> Objects:
-    """The checked hash lists, one int64 array per row."""
+def prefixes(rows: list[Row], block_tokens: int) -> dict[str, npt.NDArray[Any]]:
+    """Columns `prefix_blocks`, the checked hash lists as one int64 array per row, and `block_tokens`."""
     column = np.empty(len(rows), dtype=object)
     for index, row in enumerate(rows):
-        hashes = row.integers("hash_ids")
+        column[index] = row.integers("hash_ids")
         row.check_cover("hash_ids", row.integer("input_length"), block_tokens)
-        column[index] = np.array(hashes, dtype=np.int64)
-    return column
+    return {"prefix_blocks": column, "block_tokens": np.full(len(rows), block_tokens)}

@@ -6,9 +6,11 @@ without a message of a person. The list is read piece by piece: memory holds one
 """
 
 import codecs
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,16 +33,20 @@ Turn = tuple[int, int, int]  # input tokens, output tokens, number of the turn f
 def read(file: TraceFile, options: LoadOptions, account: Account) -> Iterator[Chunk]:
     """No times. A session is one conversation, in the order of the file."""
     count = token_counter(str(options.tokenizer))
-    account.notes.append("lengths are of the message texts alone, without a chat template")
+    account.notes.append(f"lengths are of the message texts alone, by the tokenizer of sha256 {_sha256(options)}")
     batch: list[tuple[int, str, Turn]] = []
     dropped: dict[str, int] = {}
     for number, entry in enumerate(json_items(file)):
         name, turns = turns_of(entry, f"{file.path}, entry {number + 1}", count, dropped)
-        batch += [(number, name, turn) for turn in turns]
+        batch += [(number, name or str(number + 1), turn) for turn in turns]
         if (number + 1) % CHUNK_CONVERSATIONS == 0:
             yield _chunk(batch, dropped)
             batch, dropped = [], {}
     yield _chunk(batch, dropped)
+
+
+def _sha256(options: LoadOptions) -> str:
+    return hashlib.sha256(Path(str(options.tokenizer)).read_bytes()).hexdigest()
 
 
 def _chunk(batch: list[tuple[int, str, Turn]], dropped: dict[str, int]) -> Chunk:
@@ -65,7 +71,7 @@ def turns_of(entry: Any, where: str, count: Count, dropped: dict[str, int]) -> t
         history_tokens += tokens
     _count(dropped, "no_reply", asked)
     _count(dropped, "no_human_message", num_people == 0)
-    return str(entry.get("id", where)), turns
+    return str(entry.get("id", "")), turns
 
 
 def _count(dropped: dict[str, int], reason: str, happened: bool) -> None:

@@ -1,0 +1,163 @@
+"""Fits the laws of decode and prefill attention to measured batches of equal rows."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.basis import Domain
+from perfmodel.calibrate import FitError, Floats, Prior, fit, fit_error
+from perfmodel.errors import InputError
+from perfmodel.laws.attention import HEAD_DIM, DecodeLaw, Heads, PrefillLaw
+from perfmodel.specs import GpuSpec
+
+UNITS = (1.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0)
+STREAMS = (1.0, 4.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+SHORTEST_DECODE = (
+    256  # shorter contexts take another kernel (no split of the KV), which a law affine in them cannot follow
+)
+LONG_TOKENS = 8192
+SHORTEST_PREFILL = 128
+LEAST_ROWS = 50
+MOST_LOSS = 9.0  # e^-9 of the bandwidth: keeps a fit's excursions finite
+
+
+@dataclass(frozen=True)
+class AttentionRows:
+    """Measured batches: `rows` sequences of `tokens` queries each behind `prefix_tokens`; context counts both. Seconds a layer.
+
+    Decode: tokens = 1. K and V are 16-bit.
+    """
+
+    rows: Floats
+    tokens: Floats
+    prefix_tokens: Floats
+    heads: Floats
+    kv_heads: Floats
+    time_s: Floats
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def context_tokens(self) -> Floats:
+        return self.tokens + self.prefix_tokens
+
+    def pick(self, keep: NDArray[Any]) -> "AttentionRows":
+        """Some of the rows: a mask or indices."""
+        names = ("rows", "tokens", "prefix_tokens", "heads", "kv_heads", "time_s")
+        return AttentionRows(*(getattr(self, name)[keep] for name in names))
+
+    def domain(self, *names: str) -> Domain:
+        """Ranges and measured values of some columns."""
+        columns = {name: np.unique(getattr(self, name)) for name in names}
+        ranges = {name: (float(values[0]), float(values[-1])) for name, values in columns.items()}
+        few = all(len(values) <= 40 for values in columns.values())
+        points = {name: tuple(float(v) for v in values) for name, values in columns.items()}
+        return Domain(ranges, points if few else {})
+
+
+def fit_decode(rows: AttentionRows, gpu: GpuSpec) -> tuple[DecodeLaw, FitError]:
+    """The law and its error over the contexts of 256 tokens and more. Raises InputError for too few rows."""
+    rows = rows.pick(rows.context_tokens >= SHORTEST_DECODE)
+    if len(rows) < LEAST_ROWS:
+        raise InputError(
+            f"decode_attention: {len(rows)} rows of {SHORTEST_DECODE} tokens or more (allowed: {LEAST_ROWS})"
+        )
+    design = DecodeDesign(rows, gpu)
+    # Long contexts weigh more: they matter most, and extrapolation starts from them.
+    weights = np.clip(np.sqrt(rows.context_tokens / LONG_TOKENS), 1.0, 4.0)
+    law = design.law(fit(design.prior, lambda values: decode_s(design.law(values), rows), rows.time_s, weights=weights))
+    return law, fit_error(decode_s(law, rows), rows.time_s)
+
+
+def decode_s(law: DecodeLaw, rows: AttentionRows) -> Floats:
+    """What a law says of the rows, a whole batch each."""
+    floor_s, base_s, s_per_token = law.affine(rows.rows, rows.heads, rows.kv_heads, HEAD_DIM, 2)
+    times: Floats = np.maximum(floor_s, base_s + s_per_token * rows.rows * rows.context_tokens)
+    return times
+
+
+class DecodeDesign:
+    """Parameters of a decode law: their prior, and the law they make."""
+
+    def __init__(self, rows: AttentionRows, gpu: GpuSpec) -> None:
+        self.gpu, self.domain = gpu, rows.domain("rows", "heads", "kv_heads", "context_tokens")
+        step_s = np.diff((0.0, *UNITS)) * 0.03e-6
+        self.prior = Prior.of(
+            floor_s=(np.maximum(step_s, [10e-6] + [0.1e-6] * 8).tolist(), 1.0),
+            base_s=(np.maximum(step_s / 2, [10e-6] + [0.1e-6] * 8).tolist(), 1.0),
+            bytes_loss=([0.05, 0.05, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0], 1.5),
+            row_head_floor_s=(0.3e-9, 2.0),
+            row_head_base_s=(0.3e-9, 2.0),
+            head_token_s=(1e-12, 2.0),
+            grouped_floor_s=(0.5e-6, 2.0),
+            grouped_base_s=(1e-6, 2.0),
+            gather_s=(1e-6, 2.0),
+            min_rows=(4.0, 2.0),
+            grouped_min_rows=(4.0, 2.0),
+            grouped_streams=(4.0, 2.0),
+        )
+
+    def law(self, values: Floats) -> DecodeLaw:
+        take, one = self.prior.take, self.prior.one
+        loss = np.cumsum(take(values, "bytes_loss"))[::-1]
+        frac = np.exp(-np.minimum(loss, MOST_LOSS))  # rises with the number of streams, stays below 1
+        single = (
+            "row_head_floor_s",
+            "row_head_base_s",
+            "head_token_s",
+            "grouped_floor_s",
+            "grouped_base_s",
+            "gather_s",
+        )
+        return DecodeLaw(
+            units=UNITS,
+            floor_s=tuple(np.cumsum(take(values, "floor_s")).tolist()),
+            base_s=tuple(np.cumsum(take(values, "base_s")).tolist()),
+            streams=STREAMS,
+            bytes_frac=tuple(frac.tolist()),
+            peak_bytes_per_s=self.gpu.memory_bytes_per_s,
+            min_rows=one(values, "min_rows"),
+            grouped_min_rows=one(values, "grouped_min_rows"),
+            grouped_streams=one(values, "grouped_streams"),
+            domain=self.domain,
+            **{name: one(values, name) for name in single},
+        )
+
+
+def fit_prefill(rows: AttentionRows, gpu: GpuSpec) -> tuple[PrefillLaw, FitError]:
+    """The law of a chunk, from single chunks of 128 tokens and more. Raises InputError for too few rows."""
+    rows = rows.pick((rows.tokens >= SHORTEST_PREFILL) & (rows.rows == 1))
+    if len(rows) < LEAST_ROWS:
+        raise InputError(
+            f"prefill_attention: {len(rows)} rows of {SHORTEST_PREFILL} tokens or more (allowed: {LEAST_ROWS})"
+        )
+    peak = gpu.flops_per_s(2)
+    prior = Prior.of(
+        floor_s=(11e-6, 0.5),
+        flops_frac=(0.6, 0.3),
+        head_token_s=(0.3e-9, 1.0),
+        kv_token_s=(2e-9, 1.5),
+        tile_s=(20e-9, 1.5),
+        walk_s=(15e-9, 1.0),
+        mixing=(2.0, 0.5),
+        kv_exponent=(0.6, 0.7),
+    )
+
+    def law_of(values: Floats) -> PrefillLaw:
+        floor_s, flops_frac, *others = values.tolist()
+        return PrefillLaw(floor_s, min(1.0, flops_frac) * peak, peak, gpu.memory_bytes_per_s, *others)
+
+    values = fit(prior, lambda values: prefill_s(law_of(values), rows), rows.time_s)
+    law = replace(law_of(values), domain=rows.domain("tokens", "prefix_tokens", "heads", "kv_heads"))
+    return law, fit_error(prefill_s(law, rows), rows.time_s)
+
+
+def prefill_s(law: PrefillLaw, rows: AttentionRows) -> Floats:
+    """What a law says of the rows."""
+    pairs = rows.tokens * rows.prefix_tokens + rows.tokens * (rows.tokens + 1) / 2
+    shape = Heads(rows.heads, rows.kv_heads, HEAD_DIM, 2)  # type: ignore[arg-type]  # arrays in place of numbers
+    times: Floats = np.maximum.reduce(law.estimates_s(rows.rows, rows.tokens, rows.context_tokens, pairs, shape))
+    return times
