@@ -11,14 +11,14 @@ simulators.md). With k blocks lent,
   T_creditor = T_lyr + K/g both iterate at the same pace.
 
 **Where the best k lies.** Between breakpoints β′ and β_c are constant, the debtor's iteration is one of the lines under its
-max(…), hence a + b·k, and the creditor's share is affine in k. So TPS is β′/(a + b·k) + c − d·k there: convex, and its maximum
-lies on an end. Breakpoints are k = 0, 1 and block_max, every admission at the debtor and every shrink of the creditor (both
-sides of the step), and every crossing of two lines under a max(…) (both neighbouring integers). All are evaluated at once, as
-arrays.
+max(…), hence a + b·k, and the MA served is affine in k. So TPS is β′/(a + b·k) + c · max(0, 1 − d − e·k) there: convex, and its
+maximum lies on an end. Breakpoints are k = 0, 1 and block_max, every admission at the debtor and every shrink of the creditor
+(both sides of the step), and every crossing of two lines under the max(…) of an iteration or of MA (both neighbouring
+integers). All are evaluated at once, as arrays.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfmodel.borrowing import exchange_s, residual_s
-from perfmodel.cost import CostModel
+from perfmodel.specs import LinkSpec
 from perfmodel.view import ClusterView, Load, RemoteRead, read_of
 
 Floats = npt.NDArray[np.float64]
@@ -60,17 +60,17 @@ class Terms:
     s_per_token: Floats
 
 
-def decode_terms(cost: CostModel, load: Load, block_tokens: int) -> Terms:
-    """Terms of an instance, up to the prompts that can be in once its longest request has left."""
+def decode_terms(load: Load, block_tokens: int, times: Callable[[int], tuple[float, ...]]) -> Terms:
+    """Terms of an instance, up to the prompts that can be in once its longest request has left. `times(rows)`: the six of a
+    batch, in the order of the fields."""
     prompts = np.array(load.waiting, dtype=np.int64)
     need = np.cumsum(prompts // block_tokens + 1) + load.headroom_blocks
     need[:1] += load.kept_blocks - load.headroom_blocks
     movable = max((request.movable_blocks for request in load.longest), default=0)
     count = int(np.searchsorted(need, load.free_blocks + load.pledged_blocks + movable, "right"))
     rows = range(load.batch, load.batch + count + 1)
-    times = [(*cost.iteration_terms(n, n, n), *cost.decode_attention_terms(n)) for n in rows]
     tokens = np.concatenate(([0.0], np.cumsum(prompts[:count] + 1)))
-    return Terms(need[:count], tokens, np.array(rows, dtype=np.float64), *np.array(times).T)
+    return Terms(need[:count], tokens, np.array(rows, dtype=np.float64), *np.array([times(n) for n in rows]).T)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,15 +148,15 @@ class Pair:
 
     def _breakpoints(self, block_max: int) -> Ints:
         """Sorted, from 0 to block_max."""
-        crossings = np.floor(np.clip(np.concatenate((self._debtor_crossings(), self._share_crossings())), 0, block_max))
+        crossings = np.floor(np.clip(self._crossings(), 0, block_max))
         admissions = self.debtor.terms.need_blocks - self.debtor.free_blocks
         shrinks = self.creditor.free_blocks - self.creditor.terms.need_blocks
         steps = (crossings, crossings + 1, admissions - 1, admissions, shrinks, shrinks + 1, (0, 1, block_max))
         return np.sort(np.clip(np.concatenate(steps), 0, block_max)).astype(np.int64)
 
-    def _debtor_crossings(self) -> Floats:
+    def _crossings(self) -> Floats:
         """k where two lines under the debtor's max(…) meet, whatever the admissions: one that falls (local attention), one that
-        rises (this creditor's MA), and the highest of those that do not change."""
+        rises (this creditor's MA), and the highest of those that do not change. And where MA leaves its floor."""
         terms, serving, wait_s = self.debtor.terms, self.serving, self.debtor.wait_s
         level = np.maximum(terms.launch_s - terms.kernel_s, np.maximum(terms.floor_s, terms.base_s))
         level = np.maximum(level, max(wait_s, serving.exchange_s + serving.floor_s))
@@ -168,14 +168,9 @@ class Pair:
                 (falling - level) / fall,
                 (level - rising) / serving.block_s,
                 (falling - rising) / (fall + serving.block_s),
+                [(serving.floor_s - serving.base_s) / serving.block_s],
             )
         )
-
-    def _share_crossings(self) -> list[float]:
-        """k where the creditor's MA leaves its floor, and where MA takes all of its time."""
-        serving = self.serving
-        full_s = (1.0 - self.creditor.served_share) * self.period_s
-        return [(ma_s - serving.base_s) / serving.block_s for ma_s in (serving.floor_s, full_s)]
 
 
 class Pricer:
@@ -184,6 +179,21 @@ class Pricer:
     def __init__(self, view: ClusterView, loads: Mapping[int, Load]) -> None:
         self._view, self._loads, self._cost = view, loads, view.belief
         self._terms: dict[int, Terms] = {}
+        self._batches: dict[int, tuple[float, ...]] = {}
+        self._exchanges: dict[tuple[LinkSpec, int], float] = {}
+        layers = self._cost.instance.model.num_layers
+        self._residuals = {
+            i: 0.0 if load.idle else layers * residual_s(self._cost, load.iteration_s) for i, load in loads.items()
+        }
+
+    def spare_s(self, debtor: int) -> float:
+        """What may go by before a creditor begins with a first block, so that the debtor need not wait for it; all layers.
+
+        A creditor whose `exchange_s` is longer can hide nothing: a quick look, before a pair is priced.
+        """
+        load, block_tokens = self._loads[debtor], self._view.block_tokens
+        local_s = self._cost.decode_attention_s(load.batch, max(0, load.context_tokens - block_tokens))
+        return local_s - self._cost.micro_attention_s(1, block_tokens)
 
     def pair(self, debtor: int, creditor: int, serving: Serving) -> Pair:
         period_s = self._period_s(debtor)
@@ -199,7 +209,7 @@ class Pricer:
         return Serving(
             before_ma_s=cost.micro_attention_s(before.rows, before.tokens),
             before_wait_s=self._wait_s(debtor, before),
-            exchange_s=self._exchange_s(debtor, creditor, rows),
+            exchange_s=self.exchange_s(debtor, creditor, rows),
             floor_s=floor_s,
             base_s=base_s + s_per_token * before.tokens,
             block_s=s_per_token * self._view.block_tokens,
@@ -221,7 +231,7 @@ class Pricer:
     def _side(self, instance: int, peer: int) -> Side:
         load = self._loads[instance]
         if instance not in self._terms:
-            self._terms[instance] = decode_terms(self._cost, load, self._view.block_tokens)
+            self._terms[instance] = decode_terms(load, self._view.block_tokens, self._times)
         return Side(
             terms=self._terms[instance],
             free_blocks=load.free_blocks + load.pledged_blocks,
@@ -230,17 +240,27 @@ class Pricer:
             served_share=sum(self._share(read) for read in load.served if read.peer != peer),
         )
 
-    def _exchange_s(self, debtor: int, creditor: int, rows: int) -> float:
+    def _times(self, rows: int) -> tuple[float, ...]:
+        found = self._batches.get(rows)
+        if found is None:
+            attention = self._cost.decode_attention_terms(rows)
+            found = self._batches[rows] = (*self._cost.iteration_terms(rows, rows, rows), *attention)
+        return found
+
+    def exchange_s(self, debtor: int, creditor: int, rows: int = 1) -> float:
         """What a debtor waits for besides MA, all layers. An idle creditor keeps no query waiting."""
-        load, layers = self._loads[creditor], self._cost.instance.model.num_layers
-        residual = 0.0 if load.idle else residual_s(self._cost, load.iteration_s)
-        return layers * (exchange_s(self._cost, self._view.link(debtor, creditor), rows) + residual)
+        key = (self._view.link(debtor, creditor), rows)
+        wire_s = self._exchanges.get(key)
+        if wire_s is None:
+            wire_s = self._cost.instance.model.num_layers * exchange_s(self._cost, *key)
+            self._exchanges[key] = wire_s
+        return wire_s + self._residuals[creditor]
 
     def _wait_s(self, debtor: int, read: RemoteRead) -> float:
         """From sending the queries of a read until its partial states are back, all layers (0: the peer is gone)."""
         if not read.rows or read.peer not in self._loads:
             return 0.0
-        return self._exchange_s(debtor, read.peer, read.rows) + self._cost.micro_attention_s(read.rows, read.tokens)
+        return self.exchange_s(debtor, read.peer, read.rows) + self._cost.micro_attention_s(read.rows, read.tokens)
 
     def _share(self, read: RemoteRead) -> float:
         """Share of a creditor's time that MA for this debtor takes (0: it decodes no more)."""

@@ -49,11 +49,12 @@ def lend(debtor: int, queue: Queue, draft: Draft, pricer: Pricer, threshold: flo
     """A debtor's turn: order moves of its longest request, from the least used creditor on, while they gain."""
     request = _longest(draft.loads[debtor])
     assert request is not None, "debtors have blocks to move, and nobody else moves them"
-    left, asked, position = request.movable_blocks, {debtor}, 0
+    left, position, spare_s = request.movable_blocks, 0, pricer.spare_s(debtor)
+    asked = {debtor}
     while left and position < len(queue):
         creditor = queue[position][1]
         position += 1
-        if creditor in asked:
+        if creditor in asked or pricer.exchange_s(debtor, creditor) > spare_s:
             continue
         asked.add(creditor)
         serving = pricer.serving(debtor, creditor)
@@ -64,7 +65,7 @@ def lend(debtor: int, queue: Queue, draft: Draft, pricer: Pricer, threshold: flo
         if not num_blocks:
             return
         draft.order(Move(request.req_id, debtor, creditor, num_blocks))
-        left -= num_blocks
+        left, spare_s = left - num_blocks, pricer.spare_s(debtor)
         position -= 1  # it leaves its place …
         del queue[position]
         used_frac = draft.loads[creditor].used_frac
