@@ -1,0 +1,195 @@
+"""The torch twins: any device, no compilation; on a CPU they serve.
+
+A row's KV is worked off in segments that fit the cache. Within a segment, K and V are read where they lie whenever that
+makes matrix products of a useful size (`_tiles`), so no copy of the whole KV is ever made; the scores of a segment
+are the only scratch. What the kernels' contract says of shapes is not repeated here.
+"""
+
+import torch
+
+from infreal.kernels.partial import Partial
+
+SEGMENT_TOKENS = 1024  # scores of a segment stay in the L2 cache; longer ones gain nothing (measured: 512 to 2,048)
+MIN_TILE_BYTES = 48 * 1024  # below this a copy into one matrix costs less than one more call per tile (about 4 µs)
+PREFILL_SEGMENT_TOKENS = 512
+QUERY_TILE = 128  # queries of a prefill chunk worked off at a time: 128 × 32 heads × 512 scores = 8 MB
+
+KEYS, VALUES = 0, 1  # the third axis of the pool
+TOKENS_LAST, TOKENS_FIRST = (
+    -1,
+    -2,
+)  # the token axis of a tile: keys [.., head_dim, tokens], values [.., tokens, head_dim]
+
+
+def micro_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    block_table: torch.Tensor,
+    num_local_tokens: torch.Tensor,
+    scale: float,
+    out: Partial,
+) -> None:
+    """kv: one layer of the pool, `[blocks, 2, block_tokens, kv_heads, head_dim]`."""
+    out.fill_neutral()
+    kv_heads = kv.shape[3]
+    for row, num_tokens in enumerate(num_local_tokens.tolist()):
+        queries = _by_kv_head(q[row : row + 1].float() * scale, kv_heads)
+        state = Partial(*(t[row].unflatten(0, (kv_heads, -1)) for t in (out.acc, out.m, out.e)))
+        for ids, tokens in _segments(block_table[row], num_tokens, kv.shape[2], SEGMENT_TOKENS):
+            _add_segment(state, queries, kv, ids, tokens)
+
+
+def _by_kv_head(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """`[tokens, heads, head_dim]` to `[kv_heads, tokens × group, head_dim]`: the heads of a group share K and V."""
+    return q.unflatten(1, (kv_heads, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _segments(table: torch.Tensor, num_tokens: int, block_tokens: int, segment_tokens: int):
+    """Yields (block ids, number of valid tokens in them); only the row's last segment may end within a block."""
+    step = max(1, segment_tokens // block_tokens)
+    for first in range(0, -(-num_tokens // block_tokens), step):
+        tokens = min(step * block_tokens, num_tokens - first * block_tokens)
+        yield table[first : first + -(-tokens // block_tokens)], tokens
+
+
+def _add_segment(state: Partial, queries: torch.Tensor, kv: torch.Tensor, ids: torch.Tensor, num_tokens: int) -> None:
+    keys = _tiles(kv[:, KEYS], ids, num_tokens, TOKENS_LAST)
+    scores = queries.new_empty((len(keys), *queries.shape[:2], keys[0].shape[-1]))
+    for tile_scores, tile in zip(scores.unbind(0), keys, strict=True):
+        torch.bmm(queries, tile, out=tile_scores)
+    _to_weights(scores, state)
+    values = _tiles(kv[:, VALUES], ids, num_tokens, TOKENS_FIRST)
+    for weights, tile in zip(scores.unbind(0), values, strict=True):
+        state.acc.baddbmm_(weights, tile)
+
+
+def _tiles(side: torch.Tensor, ids: torch.Tensor, num_tokens: int, token_axis: int) -> tuple[torch.Tensor, ...]:
+    """The tokens of some blocks as equal matrices `[kv_heads, …]` fp32, in place where that pays.
+
+    side: K or V of one layer, `[blocks, block_tokens, kv_heads, head_dim]`. K and V of a block alternate in the pool, so
+    consecutive blocks are no single matrix; but their i-th tokens are: a run of n blocks gives block_tokens tiles
+    of n tokens. Scattered blocks give a tile each. Only valid tokens are touched: what lies behind them may be NaN.
+    """
+    block_ids = ids.tolist()
+    first, num_blocks, block_tokens = block_ids[0], len(block_ids), side.shape[1]
+    is_run = num_blocks > block_tokens and block_ids == list(range(first, first + num_blocks))
+    tile_bytes = max(num_blocks * is_run, block_tokens) * side[0, 0].nbytes
+    if (
+        side.dtype == torch.float32
+        and side.is_cpu
+        and num_tokens == num_blocks * block_tokens
+        and tile_bytes >= MIN_TILE_BYTES
+    ):
+        if is_run:
+            return side[first : first + num_blocks].movedim(0, token_axis).unbind(0)
+        blocks = side.movedim(1, token_axis)
+        return tuple(blocks[i] for i in block_ids)
+    copied = side.index_select(0, ids).flatten(0, 1)[:num_tokens]
+    return (copied.float().movedim(0, token_axis),)
+
+
+def _to_weights(scores: torch.Tensor, state: Partial) -> None:
+    """In place: scores `[tiles, kv_heads, queries, tokens]` become exp(score − m), and the state takes m and e over."""
+    m = torch.maximum(state.m, scores.amax(0).amax(-1))
+    shift = m.masked_fill(m == -torch.inf, 0.0)  # a query that has seen no token yet: exp(−inf − 0) = 0
+    decay = torch.exp(state.m - shift)
+    scores.sub_(shift.unsqueeze(-1)).exp_()
+    state.m.copy_(m)
+    state.e.mul_(decay).add_(scores.sum(0).sum(-1))
+    state.acc.mul_(decay.unsqueeze(-1))
+
+
+def prefill_micro_attention(
+    q: torch.Tensor,
+    query_start: torch.Tensor,
+    kv: torch.Tensor,
+    table: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    scale: float,
+    out: Partial,
+) -> None:
+    """table: (block_table, num_kv_tokens, causal_offset or None)."""
+    out.fill_neutral()
+    block_table, num_kv_tokens, causal_offset = table
+    starts = query_start.tolist()
+    offsets = [None] * len(num_kv_tokens) if causal_offset is None else causal_offset.tolist()
+    for row, (num_tokens, offset) in enumerate(zip(num_kv_tokens.tolist(), offsets, strict=True)):
+        chunk = slice(starts[row], starts[row + 1])
+        if chunk.start == chunk.stop:
+            continue
+        state = _prefill_row(q[chunk].float() * scale, kv, block_table[row], num_tokens, offset)
+        for target, source in ((out.acc, state.acc), (out.m, state.m), (out.e, state.e)):
+            target[chunk] = source.unflatten(1, (chunk.stop - chunk.start, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _prefill_row(
+    q: torch.Tensor, kv: torch.Tensor, ids: torch.Tensor, num_tokens: int, causal_offset: int | None
+) -> Partial:
+    """One row's chunk of queries; the state is returned `[kv_heads, queries × group, …]`. KV is read once a chunk."""
+    num_queries, heads, _ = q.shape
+    kv_heads = kv.shape[3]
+    queries = _by_kv_head(q, kv_heads)
+    state = Partial.neutral(queries.shape, q.device)
+    first = 0
+    for segment, tokens in _segments(ids, num_tokens, kv.shape[2], PREFILL_SEGMENT_TOKENS):
+        index = segment.long()
+        keys, values = (kv[index, side].flatten(0, 1)[:tokens].float() for side in (KEYS, VALUES))
+        for start in range(0, num_queries, QUERY_TILE):
+            stop = min(start + QUERY_TILE, num_queries)
+            if causal_offset is not None and first > stop - 1 + causal_offset:
+                continue
+            visible = None if causal_offset is None else _visible(start, stop, first, tokens, causal_offset, q.device)
+            span = slice(start * heads // kv_heads, stop * heads // kv_heads)
+            _add_masked(state, queries, span, keys, values, visible)
+        first += tokens
+    return state
+
+
+def _visible(start: int, stop: int, first: int, tokens: int, causal_offset: int, device: torch.device) -> torch.Tensor:
+    """`[queries, tokens]` bool: query i sees KV token j where j <= i + causal_offset."""
+    queries = torch.arange(start, stop, device=device).unsqueeze(1)
+    return torch.arange(first, first + tokens, device=device) <= queries + causal_offset
+
+
+def _add_masked(
+    state: Partial,
+    queries: torch.Tensor,
+    span: slice,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor | None,
+) -> None:
+    """Adds the tokens of keys and values `[tokens, kv_heads, head_dim]` to the state of the queries in `span`."""
+    part = Partial(state.acc[:, span], state.m[:, span], state.e[:, span])
+    scores = torch.bmm(queries[:, span], keys.permute(1, 2, 0))
+    if visible is not None:
+        group = scores.shape[1] // visible.shape[0]
+        scores.masked_fill_(~visible.repeat_interleave(group, 0), -torch.inf)
+    _to_weights(scores.unsqueeze(0), part)
+    part.acc.baddbmm_(scores, values.transpose(0, 1))
+
+
+def merge(parts: Partial, out: Partial) -> None:
+    """Weights of zero are selected away, never multiplied: an empty part may hold NaN."""
+    if not len(parts.m):
+        out.fill_neutral()
+        return
+    seen = parts.m != -torch.inf
+    torch.amax(parts.m, 0, out=out.m)
+    weights = torch.where(seen, torch.exp(parts.m - out.m), 0.0)
+    torch.sum(torch.where(seen, parts.e * weights, 0.0), 0, out=out.e)
+    torch.sum(torch.where(seen.unsqueeze(-1), parts.acc * weights.unsqueeze(-1), 0.0), 0, out=out.acc)
+
+
+def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
+    block_tokens = kv.shape[2]
+    block, offset = (slots // block_tokens).long(), (slots % block_tokens).long()
+    kv[block, KEYS, offset] = k
+    kv[block, VALUES, offset] = v
+
+
+def gather_blocks(kv_pool: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return kv_pool.index_select(0, ids)
+
+
+def scatter_blocks(kv_pool: torch.Tensor, ids: torch.Tensor, data: torch.Tensor) -> None:
+    kv_pool.index_copy_(0, ids.long(), data)

@@ -1,0 +1,20 @@
+"""Without a CUDA device the Triton kernels run in Triton's interpreter, which must be chosen before triton is imported."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # `attention_reference`, shared by the tests of this folder
+
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    if "triton" in sys.modules:
+        raise pytest.UsageError("triton was imported before tests/infreal could set TRITON_INTERPRET=1")
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(params=["torch", "triton"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
