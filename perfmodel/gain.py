@@ -195,6 +195,15 @@ class Pricer:
         local_s = self._cost.decode_attention_s(load.batch, max(0, load.context_tokens - block_tokens))
         return local_s - self._cost.micro_attention_s(1, block_tokens)
 
+    def exchange_s(self, debtor: int, creditor: int, rows: int = 1) -> float:
+        """What a debtor waits for besides MA, all layers. An idle creditor keeps no query waiting."""
+        key = (self._view.link(debtor, creditor), rows)
+        wire_s = self._exchanges.get(key)
+        if wire_s is None:
+            wire_s = self._cost.instance.model.num_layers * exchange_s(self._cost, *key)
+            self._exchanges[key] = wire_s
+        return wire_s + self._residuals[creditor]
+
     def pair(self, debtor: int, creditor: int, serving: Serving) -> Pair:
         period_s = self._period_s(debtor)
         sides = self._side(debtor, creditor), self._side(creditor, debtor)
@@ -246,15 +255,6 @@ class Pricer:
             attention = self._cost.decode_attention_terms(rows)
             found = self._batches[rows] = (*self._cost.iteration_terms(rows, rows, rows), *attention)
         return found
-
-    def exchange_s(self, debtor: int, creditor: int, rows: int = 1) -> float:
-        """What a debtor waits for besides MA, all layers. An idle creditor keeps no query waiting."""
-        key = (self._view.link(debtor, creditor), rows)
-        wire_s = self._exchanges.get(key)
-        if wire_s is None:
-            wire_s = self._cost.instance.model.num_layers * exchange_s(self._cost, *key)
-            self._exchanges[key] = wire_s
-        return wire_s + self._residuals[creditor]
 
     def _wait_s(self, debtor: int, read: RemoteRead) -> float:
         """From sending the queries of a read until its partial states are back, all layers (0: the peer is gone)."""
