@@ -69,6 +69,13 @@ def load_gpu(name_or_mapping: str | Mapping[str, Any]) -> GpuSpec:
     return _load("gpus", "gpu", GpuSpec, name_or_mapping)
 
 
+def gpu_of_device(device: str) -> str | None:
+    """The catalogue name of what a profile calls its GPU: a name as it is, or one of an entry's `devices`."""
+    entries = table("gpus")
+    known = {other: name for name, entry in entries.items() for other in entry.get("devices", ())}
+    return device if device in entries else known.get(device)
+
+
 def load_link(name_or_mapping: str | Mapping[str, Any]) -> LinkSpec:
     """A catalogue name, or {preset: name, field: value, …}."""
     return _load("links", "link", LinkSpec, name_or_mapping)
@@ -87,7 +94,7 @@ def _load(kind: str, noun: str, spec: type[Spec], choice: str | Mapping[str, Any
         raise InputError(f"{noun}: a mapping names its preset ({{preset: {next(iter(entries))}, …}})")
     if name not in entries:
         raise unknown(noun, name, entries)
-    preset = {key: value for key, value in entries[name].items() if key != "about"}
+    preset = {key: value for key, value in entries[name].items() if key not in ("about", "devices")}
     types = {item.name: item.type for item in fields(spec) if item.name != "name"}
     checked = {key: _checked(noun, key, value, types) for key, value in changes.items()}
     return spec(name=name + ("*" if changes else ""), **preset | checked)

@@ -20,6 +20,7 @@ SHORTEST_DECODE = (
 LONG_TOKENS = 8192
 SHORTEST_PREFILL = 128
 LEAST_ROWS = 50
+MOST_ROWS = 2_500  # of a fit; more are thinned out evenly
 MOST_LOSS = 9.0  # e^-9 of the bandwidth: keeps a fit's excursions finite
 
 
@@ -65,10 +66,10 @@ def fit_decode(rows: AttentionRows, gpu: GpuSpec) -> tuple[DecodeLaw, FitError]:
         raise InputError(
             f"decode_attention: {len(rows)} rows of {SHORTEST_DECODE} tokens or more (allowed: {LEAST_ROWS})"
         )
-    design = DecodeDesign(rows, gpu)
+    design, some = DecodeDesign(rows, gpu), rows.pick(np.arange(0, len(rows), -(-len(rows) // MOST_ROWS)))
     # Long contexts weigh more: they matter most, and extrapolation starts from them.
-    weights = np.clip(np.sqrt(rows.context_tokens / LONG_TOKENS), 1.0, 4.0)
-    law = design.law(fit(design.prior, lambda values: decode_s(design.law(values), rows), rows.time_s, weights=weights))
+    weights = np.clip(np.sqrt(some.context_tokens / LONG_TOKENS), 1.0, 4.0)
+    law = design.law(fit(design.prior, lambda values: decode_s(design.law(values), some), some.time_s, weights=weights))
     return law, fit_error(decode_s(law, rows), rows.time_s)
 
 

@@ -64,6 +64,7 @@ class CostModel:
         self._kernels: dict[int, tuple[float, float]] = {}
         self._heads_s: dict[int, float] = {}
         self._decode: dict[int, tuple[float, float, float]] = {}
+        self._basis: dict[int, Basis] = {}
 
     # --- terms that do not depend on context -----------------------------------------------------------------
 
@@ -194,11 +195,17 @@ class CostModel:
 
     def iteration_basis(self, tokens: int, decode_rows: int, context_tokens: int) -> IterationBasis:
         """Basis of (kernel_s, decode attention, host_s): a driver adds each term's seconds to it. Context is ΣS."""
+        kernels = self._basis.get(tokens)
+        if kernels is None:
+            kernels = self._basis[tokens] = self._kernel_terms_basis(tokens)
+        return IterationBasis(kernels, self.decode_basis(decode_rows, context_tokens), self.host_basis(decode_rows))
+
+    def _kernel_terms_basis(self, tokens: int) -> Basis:
         kernels_s, collectives_s = self.kernel_terms(tokens)
         kernels = self.kernels_basis(tokens)
         if collectives_s > SMALL_FRAC * (kernels_s + collectives_s):
             kernels = worst(kernels, self.collectives_basis(tokens))
-        return IterationBasis(kernels, self.decode_basis(decode_rows, context_tokens), self.host_basis(decode_rows))
+        return kernels
 
     def kernels_basis(self, tokens: int) -> Basis:
         """The weakest of the layer's matrix products, and of its streams where they matter."""

@@ -1,0 +1,65 @@
+"""`infsim calibrate`: profiles in, a pack out, and a report on how far it can be trusted."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.calibration import fit_all, label, make_pack
+from experiments.catalogue import gpu_of_device, load_gpu, table
+from experiments.importers import read_profile
+from experiments.packs import write_pack
+from experiments.profile import Profile
+from perfmodel.errors import InputError
+from perfmodel.specs import GpuSpec
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PICTURE = "fidelity"
+
+
+def calibrate(
+    sources: Sequence[str], out: Path | None = None, gpu: str | None = None, report: bool = False
+) -> "Iterator[str | Table]":
+    """Does the work of the command and yields what it prints. Raises InputError for anything that cannot be used."""
+    if not (out or report):
+        raise InputError("calibrate: nothing to do (--out PACK, --report, or both)")
+    if out and not out.parent.is_dir():
+        raise InputError(f"--out {out}: {out.parent} is no folder")
+    profiles = [read_profile(source) for source in sources]
+    spec = find_gpu(profiles, gpu)
+    for profile in profiles:
+        yield account(profile)
+    if out:
+        fitted = fit_all(profiles, spec)
+        pack = make_pack(out.stem, profiles, spec, fitted)
+        write_pack(pack, out)
+        yield f"{out}: {out.stat().st_size:,} bytes, operators {', '.join(pack['operators'])}"
+    if report:
+        from experiments import fidelity
+
+        slices = fidelity.measure(profiles, spec)
+        yield fidelity.render(slices)
+        yield from (str(path) for path in fidelity.plot(slices, (out.parent if out else Path()) / PICTURE))
+
+
+def find_gpu(profiles: Sequence[Profile], gpu: str | None) -> GpuSpec:
+    """The GPU named, or the one the first source says it was measured on."""
+    if gpu:
+        return load_gpu(gpu)
+    devices = [str(name) for profile in profiles for name in profile.table["gpu"].dropna().unique()]
+    found = [name for name in map(gpu_of_device, devices) if name]
+    if not found:
+        said = f"they say {devices[0]!r}" if devices else "they do not say"
+        raise InputError(
+            f"--gpu is needed: which GPU the sources were measured on ({said}; known: {', '.join(table('gpus'))})"
+        )
+    return load_gpu(found[0])
+
+
+def account(profile: Profile) -> str:
+    """What a source held, and what of it was left out."""
+    counts = profile.table.groupby("operator", sort=False).size()
+    rows = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    dropped = "".join(f"; dropped {count:,} ({reason})" for reason, count in profile.dropped.items() if count)
+    return f"{label(profile)}: {rows}{dropped}"
