@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench figures clean
+.PHONY: help setup demo test test-all lint bench figures readme clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -42,6 +42,9 @@ bench: setup           ## performance, as ratios and rates within one run
 
 figures: setup         ## the paper's figures
 	$(BIN)/python -m paper_figures
+
+readme: setup          ## write what the demo prints and draws into the README
+	UPDATE_README=1 $(BIN)/python -m pytest tests/repo/test_readme.py -m slow -n 0
 
 clean:                 ## remove what the other targets made
 	rm -rf $(VENV) out build dist *.egg-info

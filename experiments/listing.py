@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from experiments.config import SECTIONS, SYSTEMS
@@ -67,20 +66,15 @@ def packs() -> Lines:
 
 def keys() -> Lines:
     """Every key of a configuration: type, default, meaning."""
+    parents = {section.partition(".")[0] for section in SECTIONS}
     for section, model in SECTIONS.items():
         section_name, _, variant = section.partition(".")
         for key, field in model.model_fields.items():
             path = f"{section_name}.{key}" if section_name else key
-            if not is_section(field):
+            if path not in parents:
                 meaning = " ".join((field.description or "").split())
                 name = f"{path} [{variant}]" if variant else path
                 yield name, f"{type_of(field.annotation)}, {default_of(field)}: {meaning}"
-
-
-def is_section(field: FieldInfo) -> bool:
-    """Is this key a mapping with keys of its own?"""
-    members = get_args(field.annotation) or (field.annotation,)
-    return any(isinstance(member, type) and issubclass(member, BaseModel) for member in members)
 
 
 def default_of(field: FieldInfo) -> str:

@@ -152,7 +152,7 @@ def capacity_picture(found: Sequence["Found"], attainment: float) -> Figure:
         bars, [f"{rate:.3g} req/s, then {one.limit}" for rate, one in zip(rates, found, strict=True)], padding=3
     )
     right.set(
-        title=f"Highest rate with {attainment:.0%} within the SLO",
+        title=f"Highest rate with {100 * attainment:g} % within the SLO",
         xlabel="requests per s",
         xlim=(0, 1.9 * max(rates) or 1),
     )

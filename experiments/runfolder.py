@@ -166,7 +166,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a complete or failed run; None where there is none."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise InputError(f"{folder / 'manifest.json'}: cannot be read: {error}") from error

@@ -49,8 +49,8 @@ class Reason:
 
 REASONS = (
     Reason("batch_mean", lambda a, b: f"mean batch {number(a)} against {number(b)} rows an instance"),
-    Reason("kv_util_frac", lambda a, b: f"KV in use {a:.0%} against {b:.0%}"),
-    Reason("compute_util_frac", lambda a, b: f"compute in use {a:.0%} against {b:.0%}"),
+    Reason("kv_util_frac", lambda a, b: f"KV in use {number(100 * a)} against {number(100 * b)} %"),
+    Reason("compute_util_frac", lambda a, b: f"compute in use {number(100 * a)} against {number(100 * b)} %"),
     Reason("queue_s", lambda a, b: f"queueing {number(a)} against {number(b)} s a request"),
     Reason("tpot_s_p50", lambda a, b: f"median TPOT {number(a * 1e3)} against {number(b * 1e3)} ms"),
     Reason("remote_wait_s", lambda a, b: f"remote wait {number(a)} against {number(b)} s a request"),
@@ -101,7 +101,7 @@ def number(value: float) -> str:
     """Three significant digits; whole numbers from 100 on."""
     if not isfinite(value):
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:#.3g}"
+    return f"{value:,.0f}" if abs(value) >= 99.95 or value == int(value) else f"{value:#.3g}"
 
 
 def closing_lines(manifests: Sequence[Manifest]) -> list[str]:
@@ -164,7 +164,7 @@ def best_line(points: Sequence[Point], duels: Sequence[Duel]) -> str:
     if len(duels) > 1:
         return wins_line(duels)
     best = best_of(points)
-    share = f"{best.mean('slo_attainment_frac'):.0%} of requests within the SLO"
+    share = f"{number(100 * best.mean('slo_attainment_frac'))} % of requests within the SLO"
     line = f"{describe(best)}: {number(best.mean('goodput_rps'))} req/s ({share})"
     if not duels:
         return f"{line}."
@@ -214,13 +214,14 @@ def contrast(a: float, b: float) -> float:
 def alone_line(point: Point) -> str:
     parts = [(part.removesuffix("_s").replace("_", " "), point.mean(part)) for part in BREAKDOWN]
     told = [f"{name} {number(part_s)} s" for name, part_s in parts if part_s > 0]
-    use = f"KV in use {point.mean('kv_util_frac'):.0%}, compute {point.mean('compute_util_frac'):.0%}"
+    kv, compute = (number(100 * point.mean(f"{name}_util_frac")) for name in ("kv", "compute"))
+    use = f"KV in use {kv} %, compute {compute} %"
     return f"a mean request takes {', '.join(told)}; {use}, mean batch {number(point.mean('batch_mean'))}."
 
 
 def trust_line(points: Sequence[Point]) -> str:
     each = [point.basis_shares() for point in points]
-    told = ", ".join(f"{mean([share[basis] for share in each]):.0%} {basis}" for basis in BASES)
+    told = ", ".join(f"{number(100 * mean([share[basis] for share in each]))} % {basis}" for basis in BASES)
     packs = sorted({manifest["provenance"]["truth"]["pack"] for point in points for manifest in point.manifests})
     replicates = min(len(point.manifests) for point in points)
     seeds = "one seed, so small differences may be chance" if replicates == 1 else f"{replicates} seeds a point"

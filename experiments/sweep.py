@@ -164,7 +164,7 @@ def check_strict(result: RunResult, recording: Recording) -> None:
     extrapolated_s = result.basis_s.get("extrapolated", 0.0)
     if recording.strict and extrapolated_s > 0:
         share = extrapolated_s / sum(result.basis_s.values())
-        raise RunError(f"--strict: {share:.1%} of the simulated time is extrapolated")
+        raise RunError(f"--strict: {100 * share:.1f} % of the simulated time is extrapolated")
 
 
 def write_done(job: Job, plan: RunPlan, result: RunResult, wall_s: float) -> None:
@@ -188,8 +188,13 @@ def write_failed(job: Job, facts: dict[str, Any], error: str) -> None:
 
 def run_sweep(sweep: Sweep, out: Path, loop: Loop) -> Runs:
     """Carry out what `out` does not hold yet, and write its summary. Raises InputError before anything runs."""
+    return run_jobs(plan_jobs(sweep, out), out, loop)
+
+
+def run_jobs(jobs: Sequence[Job], out: Path, loop: Loop) -> Runs:
+    """The same for a sweep that is planned already."""
     runfolder.make_folder(out)
-    loop.carry_out([job for job in plan_jobs(sweep, out) if not job.done])
+    loop.carry_out([job for job in jobs if not job.done])
     runs = load_runs(out)
     runfolder.write_summary(out, runs.manifests)
     return runs

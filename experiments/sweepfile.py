@@ -18,7 +18,8 @@ from experiments.explain import validate
 from perfmodel.errors import InputError, unknown
 
 CONFIGS = Path(__file__).parent / "configs"
-PATH_KEYS = ("workload.path", "model", "belief.pack", "truth.pack", "dispatch", "batching", "placement")
+FILE_KEYS = ("workload.path", "workload.tokenizer")
+FILE_OR_NAME_KEYS = ("model", "belief.pack", "truth.pack", "dispatch", "batching", "placement")
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def resolve_paths_of(key: str, value: Any, folder: Path) -> Any:
     """`value` of `key` (or of a mapping under it) with file names made absolute from `folder`."""
     if isinstance(value, dict):
         return {inner: resolve_paths_of(f"{key}.{inner}", item, folder) for inner, item in value.items()}
-    if key in PATH_KEYS and isinstance(value, str) and (key == "workload.path" or is_path(value)):
+    if isinstance(value, str) and (key in FILE_KEYS or (key in FILE_OR_NAME_KEYS and is_path(value))):
         return str((folder / value).resolve())
     return value
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from infsim.predict_cli import predict
+from infsim.traces_cli import app as traces_app
 
 app = typer.Typer(
     name="infsim",
@@ -16,6 +17,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("predict")(predict)
+app.add_typer(traces_app, name="traces")
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file, or the name of a ready one (demo)")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change a key of base; repeatable")]

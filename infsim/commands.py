@@ -18,7 +18,7 @@ from experiments.plotstyle import save
 from experiments.progress import Progress
 from experiments.runs import Runs
 from experiments.summary import closing_lines, number, table_of
-from experiments.sweep import Job, Loop, OtherSweepError, Recording, Workers, plan_jobs, run_sweep
+from experiments.sweep import Job, Loop, OtherSweepError, Recording, Workers, plan_jobs, run_jobs
 from experiments.sweepfile import Sweep, load_sweep, parse_settings
 from infsim.runner import run_one
 
@@ -43,11 +43,12 @@ def run_command(request: Request, recording: Recording, workers: Workers) -> int
     """`infsim run`."""
     sweep = request.sweep()
     out, jobs = place(sweep, request.out)
+    runfolder.make_folder(out)
     console = console_of()
     announce(console, sweep, jobs, out)
     count = workers.count or min(cpu_count(), max(1, sum(not job.done for job in jobs)))
     with Progress(len(jobs), sum(job.done for job in jobs)) as progress:
-        runs = run_sweep(sweep, out, Loop(run_one, recording, Workers(count, workers.ray), progress.report))
+        runs = run_jobs(jobs, out, Loop(run_one, recording, Workers(count, workers.ray), progress.report))
     return conclude(console, runs)
 
 

@@ -144,7 +144,7 @@ def test_a_run_survives_the_death_of_its_worker(tmp_path):
 
 def test_strict_refuses_extrapolated_times(tmp_path, run_one):
     runs = run_sweep(small_sweep({}), tmp_path, Loop(run_one, Recording(strict=True)))
-    assert runs.manifests[0]["error"] == "--strict: 25.0% of the simulated time is extrapolated"
+    assert runs.manifests[0]["error"] == "--strict: 25.0 % of the simulated time is extrapolated"
 
 
 def test_the_driver_writes_its_own_files_beside_the_tables(tmp_path, run_one):
