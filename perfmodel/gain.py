@@ -1,20 +1,21 @@
 """What a move is worth under belief: tokens per second that lending k blocks adds, at the debtor and at the creditor.
 
-TPS of an instance = rows / iteration, iteration = max(kernels + attention, launches) + host (paper.md §4, with the host of
-simulators.md). With k blocks lent,
+TPS of an instance = rows / iteration, iteration = max((kernels + attention + host) / (1 − share), launches + host): paper.md §4
+with the host of simulators.md and the share of its time in which an instance serves others (design.md §3). With k blocks lent,
 
 - the debtor's batch is β′(k): its rows and the waiting prompts that fit, first come first served, at prompt + 1 tokens, into
   free + pledged + k blocks less headroom. Its attention is the longest of local attention (the k blocks no longer read, the
-  admitted prompts read) and the waits for each creditor, this one included (perfmodel.borrowing);
+  admitted prompts read) and the waits for each creditor, this one included (perfmodel.borrowing, perfmodel.pricing);
 - the creditor's batch is β_c(k), its own prompts losing the k blocks. The MA it serves takes a share of its time, MA / period
-  of the debtor (design.md §3): its iterations get as much longer as it serves meanwhile. In the paper's
-  T_creditor = T_lyr + K/g both iterate at the same pace.
+  of the debtor: its iterations get as much longer as it serves meanwhile. In the paper's T_creditor = T_lyr + K/g both iterate
+  at the same pace. (perfmodel.pricing stretches kernels and local attention alone. To stretch the host's part and the waits too
+  is a little dearer, and keeps the argument below true.)
 
 **Where the best k lies.** Between breakpoints β′ and β_c are constant, the debtor's iteration is one of the lines under its
-max(…), hence a + b·k, and the MA served is affine in k. So TPS is β′/(a + b·k) + c · max(0, 1 − d − e·k) there: convex, and its
-maximum lies on an end. Breakpoints are k = 0, 1 and block_max, every admission at the debtor and every shrink of the creditor
-(both sides of the step), and every crossing of two lines under the max(…) of an iteration or of MA (both neighbouring
-integers). All are evaluated at once, as arrays.
+max(…), hence a + b·k, and the MA served is affine in k. So TPS is β′/(a + b·k) there, plus a constant (a creditor whose
+launches hide what it serves) or c · max(1 − d − e·k, least): convex, and its maximum lies on an end. Breakpoints are k = 0, 1
+and block_max, every admission at the debtor and every shrink of the creditor (both sides of the step), and every crossing of
+two lines under a max(…) (both neighbouring integers). All are evaluated at once, as arrays.
 """
 
 from bisect import bisect_left
@@ -26,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfmodel.borrowing import exchange_s, residual_s
+from perfmodel.pricing import MAX_SERVED_SHARE
 from perfmodel.specs import LinkSpec
 from perfmodel.view import ClusterView, Load, RemoteRead, read_of
 
@@ -75,67 +77,77 @@ def decode_terms(load: Load, block_tokens: int, times: Callable[[int], tuple[flo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """An instance before the move. wait_s: the longest of its waits that the move does not change, all layers; served_share:
-    the share of its time that MA for others takes, this pair's left out."""
+    """An instance before the move, and what the move does not change.
+
+    wait_s: for the slowest of its other creditors · launch_s: the launches that its present creditors cost it (both of all
+    layers) · served_share: share of its time that MA for other debtors takes.
+    """
 
     terms: Terms
     free_blocks: int  # pledged ones included
     context_tokens: int
     wait_s: float
+    launch_s: float
     served_share: float
 
-    def tok_per_s(self, freed_blocks: Ints, read_tokens: Numbers, wait_s: Numbers, share: Numbers) -> Floats:
-        """TPS with `freed_blocks` more blocks, while a layer's reads are `read_tokens` tokens of its present batch."""
+    def busy_s(self, a: Ints | slice, read_tokens: Numbers, wait_s: Numbers) -> Floats:
+        """Kernels, attention and host with `a` prompts admitted, where its present batch reads `read_tokens` tokens."""
         terms = self.terms
-        a = np.searchsorted(terms.need_blocks, self.free_blocks + freed_blocks, "right")
         context_tokens = np.maximum(read_tokens + terms.prompt_tokens[a], 0.0)
         local_s = np.maximum(terms.floor_s[a], terms.base_s[a] + terms.s_per_token[a] * context_tokens)
-        kernel_s = terms.kernel_s[a] + np.maximum(local_s, wait_s)
-        iteration_s = np.maximum(kernel_s, terms.launch_s[a]) + terms.host_s[a]
-        return terms.rows[a] / np.maximum(iteration_s, 1e-12) * np.maximum(1.0 - share, 0.0)
+        return terms.kernel_s[a] + np.maximum(local_s, wait_s) + terms.host_s[a]
+
+    def tok_per_s(self, a: Ints, busy_s: Floats, launch_s: Numbers, share: Numbers) -> Floats:
+        terms, stretched_s = self.terms, busy_s / np.maximum(1.0 - share, 1.0 - MAX_SERVED_SHARE)
+        iteration_s: Floats = np.maximum(stretched_s, terms.launch_s[a] + launch_s + terms.host_s[a])
+        return terms.rows[a] / np.maximum(iteration_s, 1e-12)
+
+    def admitted(self, freed_blocks: Ints) -> Ints:
+        """Prompts that are in with `freed_blocks` more blocks."""
+        return np.searchsorted(self.terms.need_blocks, self.free_blocks + freed_blocks, "right")
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """MA of a debtor on a creditor, all layers, before the move and with k > 0 blocks moved.
+class Reads:
+    """What a debtor reads on one creditor: MA = max(floor_s, base_s + block_s · k), exchange_s what it waits for besides;
+    launch_s for all its peers. All layers."""
 
-    With k blocks: MA = max(floor_s, base_s + block_s · k); the debtor waits exchange_s more.
-    """
-
-    before_ma_s: float
-    before_wait_s: float
     exchange_s: float
+    launch_s: float
     floor_s: float
     base_s: float
     block_s: float
 
     def ma_s(self, blocks: Ints) -> Floats:
-        moved = np.maximum(self.floor_s, self.base_s + self.block_s * blocks)
-        return np.where(blocks > 0, moved, self.before_ma_s)
-
-    def wait_s(self, blocks: Ints) -> Floats:
-        moved = self.exchange_s + np.maximum(self.floor_s, self.base_s + self.block_s * blocks)
-        return np.where(blocks > 0, moved, self.before_wait_s)
+        ma_s: Floats = np.maximum(self.floor_s, self.base_s + self.block_s * blocks)
+        return ma_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """A debtor that may lend blocks to a creditor."""
+    """A debtor that may lend blocks to a creditor. `before` holds for k = 0, `after` for k > 0 (one more row reads there)."""
 
     block_tokens: int
     debtor: Side
     creditor: Side
-    serving: Serving
+    before: Reads
+    after: Reads
+    peer_launch_s: float
     period_s: float  # of the debtor's iterations
 
     def tok_per_s(self, blocks: Ints) -> Floats:
         """TPS of both instances with `blocks` blocks moved."""
-        debtor, creditor, serving = self.debtor, self.creditor, self.serving
-        kept_tokens = debtor.context_tokens - self.block_tokens * blocks
-        wait_s = np.maximum(serving.wait_s(blocks), debtor.wait_s)
-        share = creditor.served_share + serving.ma_s(blocks) / self.period_s
-        borrowing = debtor.tok_per_s(blocks, kept_tokens, wait_s, debtor.served_share)
-        return borrowing + creditor.tok_per_s(-blocks, creditor.context_tokens, creditor.wait_s, share)
+        before, after = self._tok_per_s(np.zeros(1, dtype=np.int64), self.before), self._tok_per_s(blocks, self.after)
+        return np.where(blocks > 0, after, before)
+
+    def _tok_per_s(self, blocks: Ints, reads: Reads) -> Floats:
+        debtor, creditor, ma_s = self.debtor, self.creditor, reads.ma_s(blocks)
+        a, kept_tokens = debtor.admitted(blocks), debtor.context_tokens - self.block_tokens * blocks
+        wait_s = np.maximum(reads.exchange_s + ma_s, debtor.wait_s) + max(0.0, reads.launch_s - self.peer_launch_s)
+        lending = debtor.tok_per_s(a, debtor.busy_s(a, kept_tokens, wait_s), reads.launch_s, debtor.served_share)
+        c, share = creditor.admitted(-blocks), creditor.served_share + ma_s / self.period_s
+        busy_s = creditor.busy_s(c, creditor.context_tokens, creditor.wait_s)
+        return lending + creditor.tok_per_s(c, busy_s, creditor.launch_s, share)
 
     def best(self, block_max: int) -> Offer:
         """The k in 0 … block_max with the highest gain, the smallest of equals. The debtor decodes where block_max > 0."""
@@ -155,22 +167,37 @@ class Pair:
         return np.sort(np.clip(np.concatenate(steps), 0, block_max)).astype(np.int64)
 
     def _crossings(self) -> Floats:
-        """k where two lines under the debtor's max(…) meet, whatever the admissions: one that falls (local attention), one that
-        rises (this creditor's MA), and the highest of those that do not change. And where MA leaves its floor."""
-        terms, serving, wait_s = self.debtor.terms, self.serving, self.debtor.wait_s
-        level = np.maximum(terms.launch_s - terms.kernel_s, np.maximum(terms.floor_s, terms.base_s))
-        level = np.maximum(level, max(wait_s, serving.exchange_s + serving.floor_s))
-        falling = terms.base_s + terms.s_per_token * (self.debtor.context_tokens + terms.prompt_tokens)
+        """k where lines under a max(…) meet, whatever the admissions."""
+        reads = self.after
+        floor_ends = [(reads.floor_s - reads.base_s) / reads.block_s]
+        return np.concatenate((self._debtor_crossings(), self._creditor_crossings(), floor_ends))
+
+    def _debtor_crossings(self) -> Floats:
+        """Of three lines: one falls (local attention), one rises (this creditor's MA), and the highest of the rest is level."""
+        debtor, terms, reads = self.debtor, self.debtor.terms, self.after
+        others_s = max(0.0, reads.launch_s - self.peer_launch_s)
+        launches = terms.launch_s + reads.launch_s + terms.host_s
+        level = launches * max(1.0 - debtor.served_share, 1.0 - MAX_SERVED_SHARE) - terms.host_s - terms.kernel_s
+        level = np.maximum(level, np.maximum(terms.floor_s, terms.base_s))
+        level = np.maximum(level, others_s + max(debtor.wait_s, reads.exchange_s + reads.floor_s))
+        falling = terms.base_s + terms.s_per_token * (debtor.context_tokens + terms.prompt_tokens)
         fall = terms.s_per_token * self.block_tokens
-        rising = serving.exchange_s + serving.base_s
+        rising = others_s + reads.exchange_s + reads.base_s
         return np.concatenate(
             (
                 (falling - level) / fall,
-                (level - rising) / serving.block_s,
-                (falling - rising) / (fall + serving.block_s),
-                [(serving.floor_s - serving.base_s) / serving.block_s],
+                (level - rising) / reads.block_s,
+                (falling - rising) / (fall + reads.block_s),
             )
         )
+
+    def _creditor_crossings(self) -> Floats:
+        """Where what the creditor serves is no longer hidden by its launches."""
+        creditor, terms = self.creditor, self.creditor.terms
+        launches = terms.launch_s + creditor.launch_s + terms.host_s
+        busy = creditor.busy_s(slice(None), creditor.context_tokens, creditor.wait_s)
+        ma_s = (1.0 - creditor.served_share - busy / np.maximum(launches, 1e-12)) * self.period_s
+        return (ma_s - self.after.base_s) / self.after.block_s
 
 
 class Pricer:
@@ -181,7 +208,8 @@ class Pricer:
         self._terms: dict[int, Terms] = {}
         self._batches: dict[int, tuple[float, ...]] = {}
         self._exchanges: dict[tuple[LinkSpec, int], float] = {}
-        layers = self._cost.instance.model.num_layers
+        layers, engine = self._cost.instance.model.num_layers, self._cost.instance.engine
+        self._peer_launch_s = layers * engine.exchange_s_per_layer_per_peer * self._cost.scale["host"]
         self._residuals = {
             i: 0.0 if load.idle else layers * residual_s(self._cost, load.iteration_s) for i, load in loads.items()
         }
@@ -204,27 +232,15 @@ class Pricer:
             self._exchanges[key] = wire_s
         return wire_s + self._residuals[creditor]
 
-    def pair(self, debtor: int, creditor: int, serving: Serving) -> Pair:
-        period_s = self._period_s(debtor)
-        sides = self._side(debtor, creditor), self._side(creditor, debtor)
-        return Pair(self._view.block_tokens, *sides, serving, period_s)
-
-    def serving(self, debtor: int, creditor: int) -> Serving:
-        """One more row of the debtor reads on the creditor, beside those that do already."""
-        cost, load = self._cost, self._loads[debtor]
+    def reads(self, debtor: int, creditor: int) -> tuple[Reads, Reads]:
+        """Of the debtor on the creditor: as they are, and with one row more."""
+        load = self._loads[debtor]
         before = read_of(load.remote, creditor)
-        rows = before.one_more_row(0, max(1, load.batch)).rows
-        floor_s, base_s, s_per_token = cost.micro_attention_terms(rows)
-        return Serving(
-            before_ma_s=cost.micro_attention_s(before.rows, before.tokens),
-            before_wait_s=self._wait_s(debtor, before),
-            exchange_s=self.exchange_s(debtor, creditor, rows),
-            floor_s=floor_s,
-            base_s=base_s + s_per_token * before.tokens,
-            block_s=s_per_token * self._view.block_tokens,
-        )
+        after = before.one_more_row(0, max(1, load.batch))
+        peers = self._peers(debtor)
+        return self._reads(debtor, before, peers), self._reads(debtor, after, peers + (not before.rows))
 
-    def hidden_blocks(self, debtor: int, serving: Serving, limit: int) -> int:
+    def hidden_blocks(self, debtor: int, reads: Reads, limit: int) -> int:
         """Blocks, at most `limit`, up to which the debtor's layers need not wait for this creditor: exchange + MA + residual is
         within the local attention left after the move, before anything is admitted into the room."""
         load, block_tokens = self._loads[debtor], self._view.block_tokens
@@ -233,21 +249,24 @@ class Pricer:
         def waits(blocks: int) -> bool:
             context_tokens = max(0, load.context_tokens - block_tokens * blocks)
             local_s = max(floor_s, base_s + s_per_token * context_tokens)
-            return serving.exchange_s + max(serving.floor_s, serving.base_s + serving.block_s * blocks) > local_s
+            return reads.exchange_s + max(reads.floor_s, reads.base_s + reads.block_s * blocks) > local_s
 
         return 0 if limit < 1 or waits(1) else bisect_left(range(1, limit + 1), True, key=waits)
 
-    def _side(self, instance: int, peer: int) -> Side:
+    def pair(self, debtor: int, creditor: int, reads: tuple[Reads, Reads]) -> Pair:
+        lender = self._side(debtor, self._slowest_s(debtor, but=creditor), self._served_share(debtor))
+        others_s = max(0.0, (self._peers(creditor) - 1) * self._peer_launch_s)
+        wait_s, share = self._slowest_s(creditor) + others_s, self._served_share(creditor, but=debtor)
+        sides = lender, self._side(creditor, wait_s, share)
+        return Pair(self._view.block_tokens, *sides, *reads, self._peer_launch_s, self._period_s(debtor))
+
+    # ---- one instance --------------------------------------------------------------------------------------------------------
+    def _side(self, instance: int, wait_s: float, served_share: float) -> Side:
         load = self._loads[instance]
         if instance not in self._terms:
             self._terms[instance] = decode_terms(load, self._view.block_tokens, self._times)
-        return Side(
-            terms=self._terms[instance],
-            free_blocks=load.free_blocks + load.pledged_blocks,
-            context_tokens=load.context_tokens,
-            wait_s=max((self._wait_s(instance, read) for read in load.remote if read.peer != peer), default=0.0),
-            served_share=sum(self._share(read) for read in load.served if read.peer != peer),
-        )
+        free_blocks, launch_s = load.free_blocks + load.pledged_blocks, self._peers(instance) * self._peer_launch_s
+        return Side(self._terms[instance], free_blocks, load.context_tokens, wait_s, launch_s, served_share)
 
     def _times(self, rows: int) -> tuple[float, ...]:
         found = self._batches.get(rows)
@@ -256,22 +275,40 @@ class Pricer:
             found = self._batches[rows] = (*self._cost.iteration_terms(rows, rows, rows), *attention)
         return found
 
+    def _reads(self, debtor: int, read: RemoteRead, peers: int) -> Reads:
+        launch_s = peers * self._peer_launch_s
+        if not read.rows:
+            return Reads(0.0, launch_s, 0.0, 0.0, 0.0)
+        floor_s, base_s, s_per_token = self._cost.micro_attention_terms(read.rows)
+        wait_s, block_s = self.exchange_s(debtor, read.peer, read.rows), s_per_token * self._view.block_tokens
+        return Reads(wait_s, launch_s, floor_s, base_s + s_per_token * read.tokens, block_s)
+
+    def _peers(self, instance: int) -> int:
+        """Live instances that it reads on."""
+        return sum(read.peer in self._loads and read.rows > 0 for read in self._loads[instance].remote)
+
+    def _slowest_s(self, debtor: int, but: int | None = None) -> float:
+        """From sending a layer's queries until the last partial state is back, all layers; one creditor left out."""
+        return max((self._wait_s(debtor, read) for read in self._loads[debtor].remote if read.peer != but), default=0.0)
+
     def _wait_s(self, debtor: int, read: RemoteRead) -> float:
-        """From sending the queries of a read until its partial states are back, all layers (0: the peer is gone)."""
         if not read.rows or read.peer not in self._loads:
             return 0.0
         return self.exchange_s(debtor, read.peer, read.rows) + self._cost.micro_attention_s(read.rows, read.tokens)
 
-    def _share(self, read: RemoteRead) -> float:
-        """Share of a creditor's time that MA for this debtor takes (0: it decodes no more)."""
-        if read.peer not in self._loads or not self._loads[read.peer].batch:
-            return 0.0
-        return self._cost.micro_attention_s(read.rows, read.tokens) / self._period_s(read.peer)
+    def _served_share(self, creditor: int, but: int | None = None) -> float:
+        """Share of its time that MA for others takes; one debtor left out, and those that are gone or decode no more."""
+        reads = [read for read in self._loads[creditor].served if read.peer != but and read.peer in self._loads]
+        return sum(
+            self._cost.micro_attention_s(read.rows, read.tokens) / self._period_s(read.peer)
+            for read in reads
+            if self._loads[read.peer].batch
+        )
 
     def _period_s(self, instance: int) -> float:
         """An iteration of the present decode batch, its own MA for others left out."""
-        load, cost = self._loads[instance], self._cost
+        load, cost, peers = self._loads[instance], self._cost, self._peers(instance)
         kernel_s, launch_s, host_s = cost.iteration_terms(load.batch, load.batch, load.batch)
-        local_s = cost.decode_attention_s(load.batch, load.context_tokens)
-        attention_s = max([local_s, *(self._wait_s(instance, read) for read in load.remote)])
-        return max(kernel_s + attention_s, launch_s) + host_s
+        remote_s = self._slowest_s(instance) + max(0, peers - 1) * self._peer_launch_s
+        attention_s = max(cost.decode_attention_s(load.batch, load.context_tokens), remote_s)
+        return max(kernel_s + attention_s, launch_s + peers * self._peer_launch_s) + host_s

@@ -57,11 +57,11 @@ def lend(debtor: int, queue: Queue, draft: Draft, pricer: Pricer, threshold: flo
         if creditor in asked or pricer.exchange_s(debtor, creditor) > spare_s:
             continue
         asked.add(creditor)
-        serving = pricer.serving(debtor, creditor)
-        block_max = pricer.hidden_blocks(debtor, serving, min(left, draft.room_blocks(creditor)))
+        reads = pricer.reads(debtor, creditor)
+        block_max = pricer.hidden_blocks(debtor, reads[1], min(left, draft.room_blocks(creditor)))
         if not block_max:
             continue
-        num_blocks = pricer.pair(debtor, creditor, serving).best(block_max).num_blocks
+        num_blocks = pricer.pair(debtor, creditor, reads).best(block_max).num_blocks
         if not num_blocks:
             return
         draft.order(Move(request.req_id, debtor, creditor, num_blocks))

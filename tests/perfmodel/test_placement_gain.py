@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -91,17 +92,23 @@ def admitted(load, room):
     return taken
 
 
-def iteration_s(view, load, taken, context_tokens, waits):
-    rows = load.batch + len(taken)
+def live(view, reads):
+    return [read for read in reads if read.rows and read.peer in view.loads]
+
+
+def iteration_s(view, instance, taken, context_tokens, remote, share):
+    load, model = view.loads[instance], view.belief.instance.model
+    rows, reads = load.batch + len(taken), live(view, remote)
     kernel_s, launch_s, host_s = view.belief.iteration_terms(rows, rows, rows)
     local_s = view.belief.decode_attention_s(rows, max(0, context_tokens + sum(taken) + len(taken)))
-    return max(kernel_s + max([local_s, *waits]), launch_s) + host_s
+    peer_s = view.belief.instance.engine.exchange_s_per_layer_per_peer * view.belief.scale["host"] * model.num_layers
+    remote_s = max((wait_s(view, instance, read) for read in reads), default=0.0) + peer_s * max(0, len(reads) - 1)
+    busy_s = kernel_s + max(local_s, remote_s) + host_s
+    return max(busy_s / max(0.1, 1.0 - share), launch_s + peer_s * len(reads) + host_s)
 
 
 def wait_s(view, debtor, read):
-    peer = view.loads.get(read.peer)
-    if peer is None or not read.rows:
-        return 0.0
+    peer = view.loads[read.peer]
     busy_s = peer.iteration_s if peer.batch or peer.longest else 0.0
     layer_s = remote_layer_s(view.belief, view.link(debtor, read.peer), read.rows, read.tokens, busy_s)
     return view.belief.instance.model.num_layers * layer_s
@@ -109,16 +116,12 @@ def wait_s(view, debtor, read):
 
 def period_s(view, instance):
     load = view.loads[instance]
-    return iteration_s(view, load, [], load.context_tokens, [wait_s(view, instance, read) for read in load.remote])
+    return iteration_s(view, instance, [], load.context_tokens, load.remote, 0.0)
 
 
-def served_share(view, load, but):
-    reads_here = [r for r in load.served if r.peer != but and r.peer in view.loads and view.loads[r.peer].batch]
-    return sum(view.belief.micro_attention_s(r.rows, r.tokens) / period_s(view, r.peer) for r in reads_here)
-
-
-def tok_per_s(view, load, taken, iteration, share):
-    return (load.batch + len(taken)) / iteration * max(0.0, 1.0 - share)
+def served_share(view, reads):
+    reads = [read for read in live(view, reads) if view.loads[read.peer].batch]
+    return sum(view.belief.micro_attention_s(r.rows, r.tokens) / period_s(view, r.peer) for r in reads)
 
 
 def read_after(view, blocks):
@@ -130,19 +133,18 @@ def read_after(view, blocks):
 
 
 def both_tok_per_s(view, blocks):
-    debtor, creditor = view.loads[DEBTOR], view.loads[CREDITOR]
-    read = read_after(view, blocks)
-    waits = [wait_s(view, DEBTOR, r) for r in debtor.remote if r.peer != CREDITOR] + [wait_s(view, DEBTOR, read)]
+    debtor, creditor, read = view.loads[DEBTOR], view.loads[CREDITOR], read_after(view, blocks)
     taken = admitted(debtor, debtor.free_blocks + debtor.pledged_blocks + blocks)
-    borrowing_s = iteration_s(view, debtor, taken, debtor.context_tokens - BLOCK_TOKENS * blocks, waits)
-    total = tok_per_s(view, debtor, taken, borrowing_s, served_share(view, debtor, CREDITOR))
+    remote = [*(r for r in debtor.remote if r.peer != CREDITOR), read]
+    kept_tokens, share = debtor.context_tokens - BLOCK_TOKENS * blocks, served_share(view, debtor.served)
+    total = (debtor.batch + len(taken)) / iteration_s(view, DEBTOR, taken, kept_tokens, remote, share)
 
     taken = admitted(creditor, creditor.free_blocks + creditor.pledged_blocks - blocks)
-    waits = [wait_s(view, CREDITOR, r) for r in creditor.remote if r.peer != DEBTOR]
-    serving_s = iteration_s(view, creditor, taken, creditor.context_tokens, waits)
-    micro_attention_s = view.belief.micro_attention_s(read.rows, read.tokens)
-    share = served_share(view, creditor, DEBTOR) + micro_attention_s / period_s(view, DEBTOR)
-    return total + tok_per_s(view, creditor, taken, serving_s, share)
+    share = served_share(view, [r for r in creditor.served if r.peer != DEBTOR])
+    if read.rows:
+        share += view.belief.micro_attention_s(read.rows, read.tokens) / period_s(view, DEBTOR)
+    serving_s = iteration_s(view, CREDITOR, taken, creditor.context_tokens, creditor.remote, share)
+    return total + (creditor.batch + len(taken)) / serving_s
 
 
 def is_hidden(view, blocks):
@@ -153,9 +155,9 @@ def is_hidden(view, blocks):
 
 def offer(view, limit, hidden=True):
     pricer = Pricer(view, view.loads)
-    serving = pricer.serving(DEBTOR, CREDITOR)
-    block_max = pricer.hidden_blocks(DEBTOR, serving, limit) if hidden else limit
-    return block_max, pricer.pair(DEBTOR, CREDITOR, serving).best(block_max)
+    reads = pricer.reads(DEBTOR, CREDITOR)
+    block_max = pricer.hidden_blocks(DEBTOR, reads[1], limit) if hidden else limit
+    return block_max, pricer.pair(DEBTOR, CREDITOR, reads).best(block_max)
 
 
 def check_best(view, block_max, found):
@@ -260,8 +262,8 @@ def test_the_best_may_lie_just_before_a_prompt_is_admitted(view):
 
 
 def test_nothing_to_gain_is_no_blocks(view):
-    """Host-bound, nobody waits, the creditor works: lending can only cost."""
-    view = replace(view, belief=belief("eager-2023", 1, ()))
+    """The debtor is host-bound and nobody waits: lending would add launches."""
+    view = replace(view, belief=belief("eager-2023", 1, (("host", 3.0),)))
     view = with_loads(view, creditor={"batch": 30, "context_tokens": 9000, "longest": (Movable(9, 300, 1),)})
     assert offer(view, 100)[1] == (0, 0.0)
 
@@ -282,17 +284,34 @@ def test_several_maxima_are_told_apart(view):
     check_best(view, block_max, found)
 
 
-def test_a_stretched_cluster_slows_the_creditor_by_its_share_of_time(view):
+def test_a_creditor_hides_what_it_serves_under_its_launches(view):
+    """A host-bound creditor loses nothing until its kernels and what it serves fill its iterations."""
+    creditor = WORKING | {"batch": 60, "context_tokens": 20_000}
+    view = with_loads(
+        replace(view, belief=HOST_BOUND), debtor={"batch": 30, "context_tokens": 150_000}, creditor=creditor
+    )
+    block_max, found = offer(view, 200)
+    assert 1 < found.num_blocks < block_max
+    check_best(view, block_max, found)
+
+
+def test_the_creditor_slows_by_its_share_of_time(view):
     """The same reads from a debtor that iterates half as often cost half as much (design.md §3)."""
+    view = with_loads(view, creditor=WORKING | {"batch": 100})
     pricer = Pricer(view, view.loads)
-    serving = pricer.serving(DEBTOR, CREDITOR)
-    pair = pricer.pair(DEBTOR, CREDITOR, serving)
-    busy = with_loads(view, creditor={"batch": 10, "context_tokens": 9000, "longest": (Movable(9, 900, 3),)})
-    losses = []
-    for period_s in (pair.period_s, 2 * pair.period_s):
-        pair = replace(Pricer(busy, busy.loads).pair(DEBTOR, CREDITOR, serving), period_s=period_s)
-        alone = pair.creditor.tok_per_s(0, 9000, 0.0, 0.0)
-        served = pair.creditor.tok_per_s(0, 9000, 0.0, float(serving.ma_s(40)) / period_s)
-        losses.append(alone - served)
-    assert losses[0] > 0
-    assert losses[0] == pytest.approx(2 * losses[1])
+    pair = pricer.pair(DEBTOR, CREDITOR, pricer.reads(DEBTOR, CREDITOR))
+    slower = replace(pair, period_s=2 * pair.period_s)
+    none = replace(pair, period_s=float("inf"))
+    lost = [(none.tok_per_s(np.array([40])) - p.tok_per_s(np.array([40])))[0] for p in (pair, slower)]
+    assert lost[1] > 0
+    assert lost[0] == pytest.approx(2 * lost[1])
+
+
+def test_a_read_between_the_two_in_the_other_direction_stays(view):
+    """The creditor borrows from the debtor too: its wait and the debtor's service are priced, the move does not change them."""
+    view = with_loads(
+        view,
+        debtor={"batch": 30, "served": (RemoteRead(CREDITOR, 1, 30_000),)},
+        creditor=WORKING | {"remote": (RemoteRead(DEBTOR, 1, 30_000),)},
+    )
+    check_best(view, *offer(view, 100))
