@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.plotstyle import BLUE, GREY, RED, log_scale, looks, new_figure, save, styled
 from experiments.points import Point, points_of
@@ -48,7 +49,7 @@ def throughput_latency(points: Sequence[Point]) -> Figure:
                 draw_contender(row, line, styles[contender], bool(loads))
         finish_row(row, [p for p in points if p.scenario == scenario], scenario, loads)
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(contenders)))
     return figure
 
 
@@ -109,26 +110,50 @@ def busiest_ledger(runs: "Runs") -> tuple[Any, Any, str] | None:
 
 @styled
 def ledger_picture(instances: Any, moves: Any, name: str) -> Figure:
-    """Above: per instance and sample, blocks borrowed (red) or lent (blue). Below: their sums, and committed blocks moved."""
-    figure, ((above,), (below,)) = new_figure(2, 1, width=8.0, height=2.6)
-    balance = instances.pivot_table(index="instance", columns="t_s", values="borrowed_blocks", aggfunc="last").fillna(0)
-    lent = instances.pivot_table(index="instance", columns="t_s", values="lent_blocks", aggfunc="last").fillna(0)
-    times = balance.columns.to_numpy(dtype=float)
-    top = max(1.0, float(np.abs(balance.to_numpy() - lent.to_numpy()).max()))
-    edges = (times, np.arange(len(balance) + 1) - 0.5)
-    shades = above.pcolormesh(
-        edges[0], balance.index, balance - lent, cmap="RdBu_r", vmin=-top, vmax=top, shading="nearest"
-    )
-    above.set(title=f"Who borrows from whom: {name}", ylabel="instance", ylim=(edges[1][-1], edges[1][0]))
-    above.grid(False)
-    figure.colorbar(shades, ax=above, label="blocks borrowed (+) or lent (−)")
-    below.plot(times, balance.sum(), color=RED, label="borrowed, all instances")
-    below.plot(times, lent.sum(), color=BLUE, ls="--", label="lent, all instances")
-    done = moves[moves["committed_s"].notna()].sort_values("committed_s")
-    below.step(done["committed_s"], done["num_blocks"].cumsum(), where="post", color=GREY, lw=1, label="moved so far")
-    below.set(xlabel="time, s", ylabel="KV blocks", xlim=above.get_xlim(), ylim=(0, None))
-    below.legend(loc="upper left")
+    """Above: blocks every instance borrows or lends over time. Below: that both sums agree, and who lent to whom."""
+    figure = Figure(figsize=(8.0, 5.6), layout="constrained")
+    panels = figure.subplot_mosaic([["time", "time"], ["sums", "pairs"]], width_ratios=(3, 2), height_ratios=(3, 2))
+    borrowed, lent = (over_time(instances, f"{side}_blocks") for side in ("borrowed", "lent"))
+    draw_balance(figure, panels["time"], borrowed - lent)
+    panels["time"].set_title(f"KV blocks borrowed and lent: {name}")
+    draw_sums(panels["sums"], borrowed, lent, panels["time"].get_xlim())
+    draw_pairs(figure, panels["pairs"], moves[moves["committed_s"].notna()], len(borrowed))
     return figure
+
+
+def over_time(instances: Any, column: str) -> Any:
+    """DataFrame [instance, sample time] of a column."""
+    return instances.pivot_table(index="instance", columns="t_s", values=column, aggfunc="last").fillna(0)
+
+
+def draw_balance(figure: Figure, axes: Axes, balance: Any) -> None:
+    top = max(1.0, float(np.abs(balance.to_numpy()).max()))
+    times = balance.columns.to_numpy(dtype=float)
+    shades = axes.pcolormesh(times, balance.index, balance, cmap="RdBu_r", vmin=-top, vmax=top, shading="nearest")
+    axes.set(ylabel="instance", xlabel="time, s", ylim=(len(balance) - 0.5, -0.5))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(False)
+    figure.colorbar(shades, ax=axes, label="borrowed (+), lent (−)")
+
+
+def draw_sums(axes: Axes, borrowed: Any, lent: Any, limits: tuple[float, float]) -> None:
+    axes.plot(borrowed.columns, borrowed.sum(), color=RED, label="borrowed")
+    axes.plot(lent.columns, lent.sum(), color=BLUE, ls="--", label="lent")
+    axes.set(title="All instances", xlabel="time, s", ylabel="KV blocks", xlim=limits, ylim=(0, None))
+    axes.legend(loc="upper left")
+
+
+def draw_pairs(figure: Figure, axes: Axes, moves: Any, num_instances: int) -> None:
+    """Committed blocks by debtor and creditor, over the whole run; what comes back is not a debt."""
+    debts = moves[~moves["kind"].isin(["reclaim", "back"])]
+    pairs = np.zeros((num_instances, num_instances))
+    np.add.at(pairs, (debts["src"].to_numpy(dtype=int), debts["dst"].to_numpy(dtype=int)), debts["num_blocks"])
+    shades = axes.imshow(pairs, cmap="Purples", vmin=0)
+    axes.set(title=f"{len(moves):,} moves: who lent to whom", xlabel="creditor", ylabel="debtor")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(False)
+    figure.colorbar(shades, ax=axes, label="blocks")
 
 
 @styled

@@ -33,7 +33,7 @@ COLUMNS = (
     Column("KV\n%", "kv_util_frac", 1e2, rank=5),
     Column("compute\n%", "compute_util_frac", 1e2, rank=2),
     Column("batch", "batch_mean", rank=6),
-    Column("moves", "num_moves", rank=1),
+    Column("moves", "num_moves", rank=8),
     Column("rejected", "num_rejected"),
     Column("served\n% tokens", "served_token_frac", 1e2, rank=7),
 )

@@ -57,22 +57,24 @@ def test_replicates_get_bars(tmp_path, run_one):
 
 
 def ledger_tables():
-    """Instance 0 borrows 5 blocks of instance 1 from t = 1 on."""
+    """Instance 0 borrows 5 blocks of instance 1 from t = 1 on; a refused move, and one back, are no debts."""
     samples = pd.DataFrame(0, index=range(6), columns=SCHEMAS["instances"].names)
     samples["t_s"], samples["instance"] = [0.0, 0.0, 1.0, 1.0, 2.0, 2.0], [0, 1] * 3
     samples.loc[[2, 4], "borrowed_blocks"] = samples.loc[[3, 5], "lent_blocks"] = 5
-    moves = pd.DataFrame(0, index=range(2), columns=SCHEMAS["moves"].names)
-    moves["num_blocks"], moves["committed_s"] = [5, 9], [0.8, np.nan]
+    moves = pd.DataFrame(0, index=range(3), columns=SCHEMAS["moves"].names)
+    moves["num_blocks"], moves["committed_s"] = [5, 9, 2], [0.8, np.nan, 1.9]
+    moves["dst"], moves["kind"] = 1, ["throughput", "throughput", "back"]
     return samples, moves
 
 
-def test_the_ledger_shows_who_borrows_and_that_sums_agree(tmp_path):
+def test_the_ledger_shows_who_borrows_from_whom_and_that_sums_agree(tmp_path):
     figure = ledger_picture(*ledger_tables(), "002-infinite-llm")
-    above, below = figure.axes[:2]
-    assert above.collections[0].get_array().tolist() == [[0, 5, 5], [0, -5, -5]]
-    borrowed, lent, moved = below.get_lines()
+    over_time, sums, pairs = figure.axes[:3]
+    assert over_time.collections[0].get_array().tolist() == [[0, 5, 5], [0, -5, -5]]
+    borrowed, lent = sums.get_lines()
     assert borrowed.get_ydata().tolist() == lent.get_ydata().tolist() == [0, 5, 5]
-    assert moved.get_ydata().tolist() == [5]
+    assert pairs.images[0].get_array().tolist() == [[0, 5], [0, 0]]
+    assert pairs.get_title().startswith("2 moves")
     assert all(path.stat().st_size > 5_000 for path in save(figure, tmp_path / "ledger"))
 
 
