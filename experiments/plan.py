@@ -1,6 +1,7 @@
 """From a resolved configuration to what a driver carries out: cluster, policies, costs, workload, and their sources."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -8,13 +9,15 @@ from typing import Any, TypeGuard
 
 import traces
 from experiments import catalogue, packs
-from experiments.config import Config, Costs, GeneratorWorkload, TraceWorkload
+from experiments.config import Chaos, Config, Costs, GeneratorWorkload, TraceWorkload
 from experiments.policies import find_policy
-from perfmodel.cluster import ClusterSpec, Workload
+from perfmodel.cluster import ChaosParams, ClusterSpec, Workload
 from perfmodel.errors import InputError
 from perfmodel.layout import single_layout
+from perfmodel.loan import check_timers
 from perfmodel.metrics import Capacity, Slo
 from perfmodel.specs import InstanceSpec
+from perfmodel.view import PlacementPolicy, SchedulerParams
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def plan_run(config: Config) -> RunPlan:
 
 def plan_cluster(config: Config) -> ClusterSpec:
     instance, num_instances = plan_instance(config)
+    scheduler = SchedulerParams(**config.scheduler.model_dump())
     belief, truth = (packs.cost_model(instance, costs.pack, costs.scale) for costs in (config.belief, config.truth))
     return ClusterSpec(
         instance=instance,
@@ -74,12 +78,39 @@ def plan_cluster(config: Config) -> ClusterSpec:
         batching=find_policy("batching", config.batching),
         belief=belief,
         truth=truth,
+        placement=plan_placement(config, instance, scheduler),
+        scheduler=scheduler,
+        chaos=plan_chaos(config.chaos, num_instances),
         max_batch=config.instance.max_batch,
         headroom_frac=config.instance.headroom_frac,
         macro=config.macro,
         seed=config.seed,
         sample_s=config.record.sample_s,
     )
+
+
+def plan_placement(
+    config: Config, instance: InstanceSpec, scheduler: SchedulerParams
+) -> Callable[[], PlacementPolicy] | None:
+    """None: a system that shares nothing. Raises InputError where the leases cannot be kept."""
+    name = config.placement or "none"
+    if name == "none":
+        return None
+    check_timers(scheduler, 2 * instance.inter_link.latency_s)
+    return find_policy("placement", name)
+
+
+def plan_chaos(chaos: Chaos | None, num_instances: int) -> ChaosParams | None:
+    if chaos is None:
+        return None
+    for at_s, instance, back_s in chaos.kill:
+        if instance != int(instance) or not instance < num_instances or back_s <= at_s:
+            raise InputError(
+                f"chaos.kill: [{at_s:g}, {instance:g}, {back_s:g}] (allowed: [t_s, an instance from 0 to "
+                f"{num_instances - 1}, a later time of return])"
+            )
+    kill = tuple((at_s, int(instance), back_s) for at_s, instance, back_s in chaos.kill)
+    return ChaosParams(**{**chaos.model_dump(), "kill": kill})
 
 
 def facts_of(config: Config, spec: ClusterSpec, workload: Workload, source: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +190,8 @@ def _read(kind: type[TraceWorkload | GeneratorWorkload], text: str, seed: int, c
 
 def pool_facts(spec: ClusterSpec, workload: Workload) -> dict[str, Any]:
     """Tokens of KV the cluster and one request can have; a request needs room for its last token too."""
-    longest = spec.num_blocks * spec.instance.block_tokens
+    instance_tokens = spec.num_blocks * spec.instance.block_tokens
+    longest = spec.largest_blocks * spec.instance.block_tokens
     context = workload.input_tokens + workload.output_tokens
     return {
         "num_instances": spec.num_instances,
@@ -168,7 +200,7 @@ def pool_facts(spec: ClusterSpec, workload: Workload) -> dict[str, Any]:
         "pipeline_parallel": spec.instance.pipeline_parallel,
         "num_blocks": spec.num_blocks,
         "block_tokens": spec.instance.block_tokens,
-        "pool_tokens": spec.num_instances * longest,
+        "pool_tokens": spec.num_instances * instance_tokens,
         "longest_request_tokens": longest,
         "num_requests": len(workload),
         "num_over_long": int((context > longest).sum()),
@@ -176,12 +208,14 @@ def pool_facts(spec: ClusterSpec, workload: Workload) -> dict[str, Any]:
 
 
 def provenance(costs: Costs, instance: InstanceSpec) -> dict[str, Any]:
-    return {"pack": costs.pack or instance.gpu.pack or packs.ANALYTIC, "scale": dict(costs.scale)}
+    """Where the curves come from, as the manifest says it."""
+    return packs.provenance(instance, costs.pack) | {"scale": dict(costs.scale)}
 
 
 def inputs_of(config: Config, source: dict[str, Any]) -> dict[str, str]:
     """sha256 of every file the run depends on."""
-    names = [config.model, f"{config.model}/config.json", config.belief.pack, config.truth.pack]
+    names = [config.model, f"{config.model}/config.json"]
+    names += [pack.partition("@")[0] for pack in (config.belief.pack, config.truth.pack) if pack]
     names += [name.rpartition(":")[0] for name in (config.dispatch, config.batching, config.placement or "")]
     files = {name: Path(name) for name in names if name}
     found = {name: file_sha256(path) for name, path in files.items() if path.is_file()}

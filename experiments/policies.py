@@ -8,10 +8,14 @@ from types import ModuleType
 from typing import Any
 
 from perfmodel.errors import InputError, unknown
-from perfmodel.policies import BATCHING, DISPATCH
+from perfmodel.policies import BATCHING, DISPATCH, PLACEMENT
 
-REGISTRIES: dict[str, dict[str, Callable[[], Any]]] = {"dispatch": dict(DISPATCH), "batching": dict(BATCHING)}
-METHODS = {"dispatch": "choose", "batching": "plan"}  # what perfmodel.policies asks of each kind
+REGISTRIES: dict[str, dict[str, Callable[[], Any]]] = {
+    "dispatch": dict(DISPATCH),
+    "batching": dict(BATCHING),
+    "placement": dict(PLACEMENT),
+}
+METHODS = {"dispatch": "choose", "batching": "plan", "placement": "plan"}  # what perfmodel.policies asks of each kind
 
 
 def find_policy(kind: str, name: str) -> Callable[[], Any]:

@@ -402,7 +402,7 @@ class Simulation:
             self._at(time_s + params.detect_s, Kind.SAMPLE, machine, back)
 
     def _kill(self, machine: Address) -> None:
-        self._note("kill", lost=machine_name(machine))
+        self._note("kill", machine=machine_name(machine))
         if machine >= 0:
             self._settle(machine)
             for debtor, executor in enumerate(self.executors):
@@ -441,12 +441,10 @@ class Simulation:
                 self._deliver(machine, event)
 
     def _return(self, machine: Address) -> None:
-        self._note("return", back=machine_name(machine))
         self._armed.pop(machine, None)
-        if machine == GMANAGER:
-            self.machines.restart_gmanager(self._local_s(machine))
-        else:
-            self.machines.restart_instance(machine, self._local_s(machine))
+        self.machines.restart(machine, self._local_s(machine))
+        if self.observer:
+            self.observer.note(self._local_s(machine), "return", machine=machine_name(machine))
         self.dead.discard(machine)
         self._noticed.discard(machine)
         self._arm(machine)
@@ -557,5 +555,8 @@ class Simulation:
 def _on_true_time(outcome: RequestOutcome, rate: float) -> RequestOutcome:
     """An outcome's times from a clock of that rate."""
     names = ("received_s", "admitted_s", "first_token_s", "finish_s", "preempted_s", "remote_wait_s")
-    values = {name: getattr(outcome, name) for name in names}
-    return replace(outcome, **{name: None if v is None else v / rate for name, v in values.items()})
+    times: dict[str, Any] = {}
+    for name in names:
+        value = getattr(outcome, name)
+        times[name] = None if value is None else value / rate
+    return replace(outcome, **times)

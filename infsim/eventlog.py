@@ -14,17 +14,20 @@ from typing import Any, TextIO
 from perfmodel import messages
 from perfmodel.cluster import ClusterSpec, Machines, build_machines
 from perfmodel.errors import InputError
-from perfmodel.messages import Address, Command, Event, Finish, RequestArrived, StartIterations, machine_name
+from perfmodel.messages import Address, Command, Event, Finish, RecordMove, RequestArrived, StartIterations, machine_name
 from perfmodel.records import Collector, Counters, RunResult, total
 
 FORMAT = "infsim-events-1"
 
 
 def encode(value: Any) -> Any:
-    """A message as JSON: dataclasses become objects with their class name in "type"."""
+    """A message as JSON: dataclasses and named tuples become objects with their class name in "type"."""
     if dataclasses.is_dataclass(value):
-        values = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"type": type(value).__name__, **values}
+        names = [f.name for f in dataclasses.fields(value)]
+    else:
+        names = list(getattr(value, "_fields", ()))  # a named tuple
+    if names:
+        return {"type": type(value).__name__, **{name: encode(getattr(value, name)) for name in names}}
     return [encode(v) for v in value] if isinstance(value, tuple) else value
 
 
@@ -111,6 +114,8 @@ class Replay:
             self._arrivals[event.request.req_id] = (t_s, event.request.input_tokens)
         for command in self.machines[machine].handle(event, t_s):
             self.commands.append((t_s, machine, command))
+            if isinstance(command, RecordMove):
+                self._collector.add_move(command, self.machines.spec.instance.block_bytes)
             if isinstance(command, Finish):
                 outcome = command.outcome
                 asked = self._asked.get(outcome.req_id, outcome.output_tokens)
@@ -125,5 +130,7 @@ class Replay:
         elif what == "sample":
             for instance, manager in enumerate(self.machines.rmanagers):
                 self._collector.add_sample(t_s, instance, manager.sample())
+        elif what == "return":
+            self.machines.restart(self._by_name[fields["machine"]], t_s)
         elif what == "end":
             self._end = fields

@@ -124,13 +124,12 @@ class Machines:
     def at_rest(self) -> bool:
         return all(manager.at_rest for manager in self.rmanagers)
 
-    def restart_instance(self, instance: int, now_s: float) -> None:
-        """The instance is back, empty, under a new incarnation."""
-        incarnation = self.rmanagers[instance].incarnation + 1
-        self.rmanagers[instance] = _rmanager(self.spec, instance, incarnation, now_s)
-
-    def restart_gmanager(self, now_s: float) -> None:
-        if self.gmanager is not None:
+    def restart(self, machine: Address, now_s: float) -> None:
+        """An instance, or the gManager, is back: empty, under a new incarnation."""
+        if machine >= 0:
+            incarnation = self.rmanagers[machine].incarnation + 1
+            self.rmanagers[machine] = _rmanager(self.spec, machine, incarnation, now_s)
+        elif self.gmanager is not None:
             self.gmanager = _gmanager(self.spec, self.gmanager.incarnation + 1, now_s)
 
     def check_invariants(self) -> None:

@@ -32,6 +32,7 @@ class _Peer:
     renew_at_s: float = float("inf")
     sent_s: dict[int, float] = field(default_factory=dict)
     dirty: bool = False
+    num_loans: int = 0
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class Debtor:
     commands: list[Command] = field(default_factory=list)
     _peers: dict[int, _Peer] = field(default_factory=dict)
     _transfers: int = 0
+    _deadline_s: float | None = None  # cached; None where something has changed
 
     # ---- opening -------------------------------------------------------------------------------------------------------------
     def knows(self, creditor: int, incarnation: int) -> bool:
@@ -58,8 +60,10 @@ class Debtor:
     ) -> DebtorLoan:
         """A new loan (state asked). creditor: (instance, incarnation); order: (kind, ordered_s). Flush sends the ledger."""
         peer = self._peers.setdefault(creditor[0], _Peer(creditor[1], lease_from_s=now_s))
-        if not any(loan.id.creditor == creditor[0] for loan in self.loans.values()):
+        if not peer.num_loans:
             peer.lease_from_s = now_s
+        peer.num_loans += 1
+        self._deadline_s = None
         part = sum(loan.id.seq == peer.seq + 1 and loan.id.creditor == creditor[0] for loan in self.loans.values())
         loan_id = LoanId(self.instance, self.incarnation, creditor[0], peer.incarnation, peer.seq + 1, part)
         count = len(positions)
@@ -78,6 +82,7 @@ class Debtor:
     def _send_ledger(self, creditor: int, peer: _Peer, now_s: float) -> None:
         peer.seq += 1
         peer.dirty = False
+        self._deadline_s = None
         peer.sent_s[peer.seq] = now_s
         mine = [loan for loan in self.loans.values() if loan.id.creditor == creditor]
         peer.renew_at_s = now_s + self.params.renew_s if mine or peer.acked < peer.seq else float("inf")
@@ -94,6 +99,7 @@ class Debtor:
             or answer.creditor_incarnation < peer.incarnation
         ):
             return []
+        self._deadline_s = None
         if answer.creditor_incarnation > peer.incarnation:
             return self._restarted(creditor, peer, answer.creditor_incarnation)
         if answer.ack_seq > peer.acked:
@@ -105,7 +111,7 @@ class Debtor:
                 changes += self._listed(loan, *listed[loan.id])
             elif answer.ack_seq >= loan.id.seq:
                 changes.append(self.lose(loan))
-        if peer.acked == peer.seq and not any(loan.id.creditor == creditor for loan in self.loans.values()):
+        if peer.acked == peer.seq and not peer.num_loans:
             peer.renew_at_s = float("inf")
         return changes
 
@@ -207,12 +213,15 @@ class Debtor:
         if peer is None:
             return []
         peer.dirty = not gone
+        self._deadline_s = None
         if gone:
             peer.renew_at_s, peer.acked = float("inf"), peer.seq
         return [self.lose(loan) for loan in list(self.loans.values()) if loan.id.creditor == creditor]
 
     def _forget(self, loan: DebtorLoan) -> None:
         del self.loans[loan.id]
+        self._peers[loan.id.creditor].num_loans -= 1
+        self._deadline_s = None
         mine = self.by_request[loan.req_id]
         mine.remove(loan)
         if not mine:
@@ -243,23 +252,20 @@ class Debtor:
         """Renew what is due, and give up creditors whose lease is over."""
         changes: list[Change] = []
         for creditor, peer in self._peers.items():
-            if self._lease_end_s(creditor, peer) <= now_s:
+            if self._lease_end_s(peer) <= now_s:
                 changes += self.lose_peer(creditor)
             elif peer.renew_at_s <= now_s:
                 peer.dirty = True
         return changes
 
-    def _lease_end_s(self, creditor: int, peer: _Peer) -> float:
-        """A loan that no answer has named yet has no lease to end: it waits for its first answer."""
-        if any(loan.id.creditor == creditor for loan in self.loans.values()):
-            return peer.lease_from_s + debtor_lease_s(self.params)
-        return float("inf")
+    def _lease_end_s(self, peer: _Peer) -> float:
+        return peer.lease_from_s + debtor_lease_s(self.params) if peer.num_loans else float("inf")
 
     def next_deadline_s(self) -> float:
-        return min(
-            (min(peer.renew_at_s, self._lease_end_s(creditor, peer)) for creditor, peer in self._peers.items()),
-            default=float("inf"),
-        )
+        if self._deadline_s is None:
+            ends = [min(peer.renew_at_s, self._lease_end_s(peer)) for peer in self._peers.values()]
+            self._deadline_s = min(ends, default=float("inf"))
+        return self._deadline_s
 
     def new_transfer(self) -> TransferId:
         self._transfers += 1

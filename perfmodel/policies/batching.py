@@ -10,7 +10,8 @@ class Chunked:
 
     def plan(self, view: BatchView) -> Plan:
         budget = view.token_budget - view.num_decode_rows
-        chunks, admit = [], []
+        chunks: list[tuple[int, int]] = []
+        admit: list[int] = []
         for row in view.prefilling:
             if budget <= 0:
                 return Plan((), chunks)
