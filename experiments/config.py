@@ -4,7 +4,6 @@
 Models are strict: in pydantic's lax mode `macro: no` and `seed: true` would silently become something else.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -14,8 +13,6 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
@@ -128,6 +125,8 @@ class TraceWorkload(Strict):
     """what to do with a longer request"""
     keep_failed: bool = False
     """keep rows without input or output (dropped and counted by default)"""
+    tokenizer: str | None = None
+    """a tokenizer.json, for formats that hold text (sharegpt)"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -217,27 +216,21 @@ class Record(Strict):
 
 class Chaos(Strict):
     delay_s: NonNegative = 0.0
-    """mean extra delay of a message"""
+    """most extra delay of a message between managers"""
     reorder: Frac = 0.0
     """share of messages overtaken by later ones"""
     duplicate: Frac = 0.0
     """share of messages delivered twice"""
     loss: Frac = 0.0
     """share of messages lost"""
-    kill: list[list[NonNegative]] = Field(default_factory=list)
-    """[t_s, instance, back_s]: the instance dies at t_s and returns empty back_s later"""
+    kill: list[Annotated[list[NonNegative], Field(min_length=3, max_length=3)]] = Field(default_factory=list)
+    """[t_s, instance, back_s]: the instance dies at t_s and returns, empty, at back_s"""
 
 
 SYSTEMS = {  # name -> (layout, placement, what it is)
     "vllm-multi": ("multi", "none", "many small instances, no sharing"),
     "vllm-single": ("single", "none", "one instance of all GPUs"),
     "infinite-llm": ("multi", "greedy", "many small instances that lend KV memory to each other (Algorithm 1)"),
-}
-# What is named already and not simulated yet: key -> (is the value of that kind?, what may be written now).
-NOT_YET: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "system": (lambda value: value == "infinite-llm", "vllm-multi, vllm-single"),
-    "placement": (lambda value: value not in (None, "none"), "none"),
-    "chaos": (lambda value: value is not None, "null"),
 }
 
 
@@ -288,15 +281,6 @@ class Config(Strict):
     """seed of everything random"""
     replicates: PositiveInt = 1
     """runs of each point; replicate r uses seed + r"""
-
-    @field_validator(*NOT_YET)
-    @classmethod
-    def check_available(cls, value: Any, info: ValidationInfo) -> Any:
-        is_later, allowed = NOT_YET[str(info.field_name)]
-        if is_later(value):
-            name = value if isinstance(value, str) else info.field_name
-            raise ValueError(f"{name!r} is not available yet (allowed now: {allowed})")
-        return value
 
     def resolved(self) -> "Config":
         """The same run with `layout` and `placement` filled in from `system`."""

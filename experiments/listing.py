@@ -59,9 +59,9 @@ def formats() -> Lines:
 
 
 def packs() -> Lines:
-    from experiments.packs import ANALYTIC
+    from experiments.packs import listing as entries
 
-    yield ANALYTIC, "no measurement of a GPU: roofline with documented efficiencies and floors"
+    yield from entries().items()
 
 
 def keys() -> Lines:

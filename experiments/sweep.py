@@ -5,6 +5,8 @@ beside it along, so what had begun is repeated alone, at most `RETRIES` times, a
 start again.
 """
 
+import os
+import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -71,8 +73,8 @@ class Loop:
             runfolder.clear(job.folder)
         waiting = list(jobs)
         while waiting:
-            list(self._submit(waiting, self.workers.count))
-            missing = [job for job in waiting if runfolder.read_manifest(job.folder) is None]
+            self._submit(waiting, self.workers.count)
+            missing = [job for job in waiting if not is_written(job)]
             suspects = [job for job in missing if runfolder.aside_of(job.folder).exists()]
             for job in suspects:
                 self._repeat_alone(job)
@@ -82,29 +84,36 @@ class Loop:
 
     def _repeat_alone(self, job: Job) -> None:
         for _ in range(RETRIES):
-            if list(self._submit([job], 2)):  # with one worker joblib would run it in this very process
+            self._submit([job], 2)  # with one worker joblib would run it in this very process
+            if is_written(job):
                 return
         write_failed(job, {}, f"the worker died {1 + RETRIES} times (killed, or out of memory)")
         self._report(job)
 
-    def _submit(self, jobs: Sequence[Job], count: int) -> Iterator[Job]:
-        """Jobs as they end; stops early where a worker dies."""
+    def _submit(self, jobs: Sequence[Job], count: int) -> None:
+        """Run jobs and report each that ends; returns early where a worker dies."""
         from joblib import delayed
 
-        by_index = {job.run.index: job for job in jobs}
+        open_jobs = {job.run.index: job for job in jobs}
         calls = [delayed(carry_out)(job, self.run_one, self.recording) for job in jobs]
         try:
             for index in parallel(calls, Workers(count, self.workers.ray)):
-                self._report(by_index[index])
-                yield by_index[index]
-        except RuntimeError as error:
+                self._report(open_jobs.pop(index))
+        except Exception as error:
             if not is_worker_death(error):
                 raise
+        for job in open_jobs.values():  # ended, but a backend that returns all results at once has lost that
+            if is_written(job):
+                self._report(job)
 
     def _report(self, job: Job) -> None:
         manifest = runfolder.read_manifest(job.folder)
         assert manifest is not None, f"{job.folder} has just been written"
         self.report(job.run, manifest)
+
+
+def is_written(job: Job) -> bool:
+    return runfolder.read_manifest(job.folder) is not None
 
 
 def parallel(calls: list[Any], workers: Workers) -> Iterator[Any]:
@@ -121,12 +130,14 @@ def parallel(calls: list[Any], workers: Workers) -> Iterator[Any]:
 
 
 def register_ray(address: str) -> None:
-    """Connect joblib to Ray. Raises InputError without it."""
+    """Connect joblib to Ray: a cluster's address, or "local" for one of this machine. Raises InputError without Ray."""
     try:
         import ray
         from ray.util.joblib import register_ray as register
     except ImportError as error:
         raise InputError("--ray: ray is not installed (pip install 'infsim[real]')") from error
+    if address == "local":  # it listens on all interfaces, so authentication stays on
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     if not ray.is_initialized():
         ray.init(address=address, include_dashboard=False, log_to_driver=False)
     register()  # type: ignore[no-untyped-call]

@@ -208,7 +208,7 @@ def resolve_paths_of(key: str, value: Any, folder: Path) -> Any:
 
 def is_path(value: str) -> bool:
     """Is this name of a model, pack or policy a file rather than a known name?"""
-    return value.endswith(".json") or ".py:" in value or "/" in value
+    return value.partition("@")[0].endswith(".json") or ".py:" in value or "/" in value
 
 
 def label(value: Any) -> str:

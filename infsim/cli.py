@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from infsim.calibrate_cli import calibrate
 from infsim.predict_cli import predict
 from infsim.traces_cli import app as traces_app
 
@@ -17,6 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("predict")(predict)
+app.command("calibrate")(calibrate)
 app.add_typer(traces_app, name="traces")
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file, or the name of a ready one (demo)")]

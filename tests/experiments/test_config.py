@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments import config as config_module
 from experiments.config import SECTIONS, Config
 from experiments.sweepfile import CONFIGS, expand, load_sweep, parse_settings
 from perfmodel.errors import InputError
@@ -134,11 +133,9 @@ def test_wrong_sweeps_are_named(sections, settings, line):
     assert line in str(error.value)
 
 
-@pytest.mark.parametrize("key", sorted(config_module.NOT_YET))
-def test_what_comes_later_is_refused_not_ignored(key):
-    later = {"system": "infinite-llm", "placement": "greedy", "chaos": {"loss": 0.1}}[key]
-    with pytest.raises(InputError, match=f"base.{key}: .*is not available yet"):
-        sweep({key: later})
+def test_the_system_by_default_pools_memory():
+    config = Config.model_validate({"workload": BASE["workload"]}).resolved()
+    assert (config.system, config.layout, config.placement) == ("infinite-llm", "multi", "greedy")
 
 
 def test_files_that_are_no_configuration_are_named(tmp_path):

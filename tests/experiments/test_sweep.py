@@ -172,3 +172,17 @@ def test_replicates_share_a_point_and_differ_in_seed(tmp_path, run_one):
     assert runs.summary["replicate"].tolist() == [0, 1]
     assert [read_manifest(folder)["seed"] for folder in runs.folders] == [0, 1]
     assert not runs.requests.query("replicate == 0").arrival_s.equals(runs.requests.query("replicate == 1").arrival_s)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("workers_can_fake")
+def test_ray_carries_a_sweep_out_and_survives_the_death_of_an_actor(tmp_path):
+    ray = pytest.importorskip("ray")
+    for function in (die_once, fake_run_one):  # Ray brings a cloudpickle of its own
+        ray.cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+    try:
+        runs = run_sweep(small_sweep(), tmp_path, Loop(die_once, workers=Workers(2, ray="local")))
+    finally:
+        ray.shutdown()
+    assert [manifest["status"] for manifest in runs.manifests] == ["done"] * 4
