@@ -17,9 +17,6 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("predict")(predict)
-app.command("calibrate")(calibrate)
-app.add_typer(traces_app, name="traces")
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file, or the name of a ready one (demo)")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change a key of base; repeatable")]
@@ -109,3 +106,8 @@ def list_names(
 
     for name, text in listing(kind):
         typer.echo(f"{name:<34} {text}")
+
+
+app.command("predict")(predict)
+app.command("calibrate")(calibrate)
+app.add_typer(traces_app, name="traces")
