@@ -242,6 +242,15 @@ def test_the_best_may_lie_where_another_creditor_keeps_the_debtor_waiting(view):
     check_best(view, block_max, found)
 
 
+def test_the_best_may_lie_just_before_the_creditor_shrinks(view):
+    """The debtor gains a little with every block; one more and a prompt that waits at the creditor no longer fits."""
+    creditor = WORKING | {"batch": 2, "free_blocks": 60, "waiting": (300,) * 10}
+    view = with_loads(view, debtor={"batch": 30}, creditor=creditor)
+    block_max, found = offer(view, 57)
+    assert found.num_blocks == 60 - 3 - 20 < block_max
+    check_best(view, block_max, found)
+
+
 def test_the_best_may_lie_where_micro_attention_leaves_its_floor(view):
     """A read of next to nothing costs the creditor as much as one of a few blocks; what comes on top is not worth it."""
     working = WORKING | {"batch": 100}
