@@ -147,7 +147,7 @@ def check_memory(what: str, num_bytes: int, device: torch.device | str) -> None:
     """Refuse before the machine starts to swap or a process is killed."""
     available = available_bytes(torch.device(device))
     if num_bytes > available:
-        raise ModelError(f"{what} take {num_bytes / 1e9:.2f} GB; {available / 1e9:.2f} GB are available on {device}")
+        raise ModelError(f"{what} take {num_bytes / 1e9:.3g} GB; {available / 1e9:.3g} GB are available on {device}")
 
 
 def available_bytes(device: torch.device) -> int:
