@@ -30,17 +30,18 @@ def calibrate(
     spec = find_gpu(profiles, gpu)
     for profile in profiles:
         yield account(profile)
+    fitted = fit_all(profiles, spec)
     if out:
-        fitted = fit_all(profiles, spec)
         pack = make_pack(out.stem, profiles, spec, fitted)
         write_pack(pack, out)
         yield f"{out}: {out.stat().st_size:,} bytes, operators {', '.join(pack['operators'])}"
     if report:
-        from experiments import fidelity
+        from experiments import fidelity, plots_fidelity
 
-        slices = fidelity.measure(profiles, spec)
+        slices = fidelity.measure(profiles, spec, fitted)
         yield fidelity.render(slices)
-        yield from (str(path) for path in fidelity.plot(slices, (out.parent if out else Path()) / PICTURE))
+        stem = out.with_suffix("") if out else Path(PICTURE)
+        yield from (str(path) for path in plots_fidelity.plot(fitted, profiles, slices, stem))
 
 
 def find_gpu(profiles: Sequence[Profile], gpu: str | None) -> GpuSpec:

@@ -17,7 +17,7 @@ from experiments.profile import Profile
 from perfmodel.basis import Domain
 from perfmodel.calibrate import FitError, Floats
 from perfmodel.calibrate_allreduce import AllReduceRows, all_reduce_times, fit_all_reduce
-from perfmodel.calibrate_attention import AttentionRows, decode_s, fit_decode, fit_prefill, prefill_s
+from perfmodel.calibrate_attention import SHORTEST_DECODE, AttentionRows, decode_s, fit_decode, fit_prefill, prefill_s
 from perfmodel.calibrate_gemm import GemmRows, fit_gemm, gemm_s
 from perfmodel.calibrate_stream import StreamRows, fit_stream, stream_s
 from perfmodel.curves import ALL_REDUCE_S, STREAMS
@@ -168,24 +168,20 @@ def short(value: Any) -> Any:
 
 # --- bands -------------------------------------------------------------------------------------------------------------
 
+OCTAVES = tuple(2**i for i in range(13))
 BANDS = {  # part: operator, what it goes along, where it is told
-    "non_attention": ("gemm", "m", (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)),
-    "decode_attention": ("decode_attention", "rows", (1, 2, 4, 8, 16, 32, 64, 128)),
+    "non_attention": ("gemm", "m", OCTAVES),
+    "decode_attention": ("decode_attention", "rows", OCTAVES[:8]),
+    "prefill_attention": ("prefill_attention", "tokens", (1,)),
+    "collectives": ("all_reduce", "num_bytes", tuple(2**i for i in range(20, 30, 2))),
 }
 LEAST_IN_BIN = 5
+NCCL_BYTES = 4 << 20  # larger messages are NCCL's in every source; vLLM has its own kernel for small ones
 
 
-def bands(profiles: Sequence[Profile], fitted: dict[str, list[Fitted]]) -> dict[str, dict[str, list[float]]]:
+def bands(profiles: Sequence[Profile], fitted: dict[str, list[Fitted]]) -> dict[str, Any]:
     """Factors on a part's time within which 10 to 90 % of every data set lie, never tighter than the fit's error."""
-    found = {}
-    for part, (name, along, at) in BANDS.items():
-        if name in fitted:
-            found[part] = band(name, along, at, profiles, fitted[name])
-    for part, name in (("prefill_attention", "prefill_attention"), ("collectives", "all_reduce")):
-        if name in fitted:
-            error = fitted[name][0].error.mape
-            found[part] = {"at": [1.0], "low": [short(1 - error)], "high": [short(1 + error)]}
-    return found
+    return {part: band(*of, profiles, fitted[of[0]]) for part, of in BANDS.items() if of[0] in fitted}
 
 
 def band(
@@ -193,6 +189,7 @@ def band(
 ) -> dict[str, Any]:
     error = laws[0].error.mape
     low, high = np.full(len(at), 1.0 - error), np.full(len(at), 1.0 + error)
+    told = -1
     for profile in profiles:
         if profile is laws[0].source:
             continue
@@ -200,7 +197,9 @@ def band(
         for i, here in enumerate(bins(x, at)):
             if here.sum() >= LEAST_IN_BIN:
                 q10, q90 = np.quantile(ratio[here], (0.1, 0.9))
-                low[i], high[i] = min(low[i], q10), max(high[i], q90)
+                low[i], high[i], told = min(low[i], q10), max(high[i], q90), max(told, i)
+    if told >= 0:  # beyond the last size another source measured, doubts stay
+        low[told:], high[told:] = low[told], high[told]
     return {"at": [float(x) for x in at], "low": short(low.tolist()), "high": short(high.tolist())}
 
 
@@ -213,17 +212,26 @@ def bins(x: Floats, at: Sequence[int]) -> Iterator[Any]:
 
 
 def ratios(name: str, along: str, profile: Profile, laws: Sequence[Fitted]) -> tuple[Floats, Floats]:
-    """(x, measured / law) of another source; for products, of a layer's four together: single ones err both ways."""
+    """(x, measured / law) of another source, where it measured the same thing.
+
+    Of products, a layer's four together: single ones err both ways. Not prefill attention: the other sources' kernels are
+    older and two to three times slower, which is no doubt about this one.
+    """
     operator, table = OPERATORS[name], profile.operator(name)
     rows = operator.rows(table)
-    if not len(rows):
+    if not len(rows) or name == "prefill_attention":
         return np.zeros(0), np.zeros(0)
     if name == "gemm":
         return layer_ratios(table, operator.times(laws[0].law, rows))
-    inside = (rows.kv_heads <= laws[0].law.domain.ranges["kv_heads"][1]) & (rows.context_tokens >= 256)
-    rows = rows.pick(inside)
-    x = getattr(rows, along)
-    return x, rows.time_s / operator.times(laws[0].law, rows)
+    rows = rows.pick(comparable(name, rows, laws[0]))
+    return getattr(rows, along), rows.time_s / operator.times(laws[0].law, rows)
+
+
+def comparable(name: str, rows: Rows, law: Fitted) -> Any:
+    """Rows that another source measured under the law's conditions."""
+    if name == "all_reduce":
+        return rows.num_bytes > NCCL_BYTES
+    return (rows.kv_heads <= law.law.domain.ranges["kv_heads"][1]) & (rows.context_tokens >= SHORTEST_DECODE)
 
 
 def layer_ratios(table: pd.DataFrame, law_s: Floats) -> tuple[Floats, Floats]:

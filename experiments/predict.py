@@ -9,6 +9,7 @@ from experiments.catalogue import load_engine, load_gpu, load_link, load_model
 from experiments.packs import cost_model
 from perfmodel.breakdown import parts, roofline_s
 from perfmodel.cost import Batch, CostModel
+from perfmodel.curves import ENDS
 from perfmodel.errors import InputError
 from perfmodel.specs import InstanceSpec
 
@@ -47,6 +48,7 @@ class Query:
         return Batch(
             decode_rows=sum(count for count, _ in rows),
             decode_context_tokens=sum(count * context for count, context in rows),
+            longest_context_tokens=max((context for _, context in rows), default=0),
             chunks=tuple(parse_prefill(text) for text in self.prefill),
         )
 
@@ -73,15 +75,20 @@ def _two_numbers(option: str, text: str, pattern: str, allowed: str, least: int 
 def predict(query: Query, memory: bool = False, max_context: bool = False) -> dict[str, Any]:
     """The dict of `infsim predict --json`.
 
-    total_s, parts (name → s and basis) and roofline_s where a batch is named; memory, where asked for, the account of
-    the fullest GPU; max_context_tokens the longest context one request may have on the instance.
+    total_s, parts (name → s and basis) and roofline_s where a batch is named, band (low_s, high_s) where data sets tell, and
+    the paper's rates f and g; memory, where asked for, the account of the fullest GPU; max_context_tokens the longest context
+    one request may have on the instance.
     """
     instance, batch = query.instance(), query.batch()
     if not (batch.tokens or memory or max_context):
         raise InputError("predict: name a batch (--prefill, --decode), --memory or --max-context")
     found: dict[str, Any] = {}
     if batch.tokens:
-        found |= price(cost_model(instance, query.pack), batch)
+        cost = cost_model(instance, query.pack)
+        found |= price(cost, batch) | {"paper": rates(cost, batch)}
+        if cost.curves.bands and not cost.curves.end:
+            ends = (CostModel(instance, cost.curves.at_end(end)) for end in ENDS)
+            found["band"] = {f"{end.curves.end}_s": price(end, batch)["total_s"] for end in ends}
     if memory:
         found["memory"] = instance.memory_account()
     if max_context:
@@ -98,6 +105,18 @@ def price(cost: CostModel, batch: Batch) -> dict[str, Any]:
         "roofline_s": roofline_s(cost.instance, batch),
         "source": cost.curves.source,
     }
+
+
+def rates(cost: CostModel, batch: Batch) -> dict[str, float]:
+    """f and g of the paper's §4, per layer and GPU: FLOP/s of the non-attention layers at this batch, KV tokens/s of decode."""
+    model, instance = cost.instance.model, cost.instance
+    micro = -(-batch.tokens // instance.pipeline_parallel)
+    flops = 2.0 * model.layer_matmul_params / instance.tensor_parallel * micro
+    found = {"f_flops_per_s": flops / cost.layer_s(micro)}
+    if batch.decode_rows:
+        s_per_token = cost.decode_attention_terms(batch.decode_rows)[2] * instance.pipeline_parallel
+        found["g_tokens_per_s"] = model.num_layers / s_per_token
+    return found
 
 
 def render(found: Mapping[str, Any]) -> "Group":
@@ -117,7 +136,13 @@ def render(found: Mapping[str, Any]) -> "Group":
 def _parts_table(found: Mapping[str, Any]) -> "Table":
     rows = [(name, f"{part['s'] * 1e3:.3f} ms", part["basis"]) for name, part in found["parts"].items() if part["s"]]
     rows.append(("total", f"{found['total_s'] * 1e3:.3f} ms", ""))
+    if "band" in found:
+        ends = "–".join(f"{found['band'][f'{end}_s'] * 1e3:.3f}" for end in ENDS)
+        rows.append(("data sets disagree", f"{ends} ms", ""))
     rows.append(("roofline at the peaks", f"{found['roofline_s'] * 1e3:.3f} ms", ""))
+    rows.append(("f(β), a layer", f"{found['paper']['f_flops_per_s'] * 1e-12:.1f} TFLOP/s", "a GPU"))
+    if "g_tokens_per_s" in found["paper"]:
+        rows.append(("g(S), a layer", f"{found['paper']['g_tokens_per_s'] * 1e-6:,.0f} M KV tokens/s", "decode"))
     return _table(rows)
 
 

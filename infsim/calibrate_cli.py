@@ -33,4 +33,4 @@ def calibrate(
         else:
             from rich.console import Console
 
-            Console(width=max(100, Console().width)).print(line)
+            Console(width=max(165, Console().width)).print(line)

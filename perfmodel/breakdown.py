@@ -21,7 +21,7 @@ def parts(cost: CostModel, batch: Batch) -> dict[str, Part]:
     kernels_s, collectives_s = cost.kernel_terms(batch.tokens)
     terms_s, launch_s, host_s = cost.iteration_terms(batch.tokens, batch.decode_rows, batch.rows)
     prefill_s = sum(cost.prefill_attention_s(*chunk) for chunk in batch.chunks)
-    decode_s = cost.decode_attention_s(batch.decode_rows, batch.decode_context_tokens)
+    decode_s = cost.decode_attention_s(batch.decode_rows, batch.decode_context_tokens, batch.longest_context_tokens)
     stall_s = max(0.0, launch_s - terms_s - prefill_s - decode_s)
     basis = cost.iteration_basis(batch.tokens, batch.decode_rows, batch.decode_context_tokens)
     chunk_basis = worst(Basis.MEASURED, *(cost.prefill_basis(*chunk) for chunk in batch.chunks))

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 
 from perfmodel.basis import Domain
 from perfmodel.calibrate import FitError, Floats, fit_error
@@ -13,8 +12,10 @@ from perfmodel.errors import InputError
 from perfmodel.laws.allreduce import KnotAllReduce, Knots, RingAllReduce
 from perfmodel.specs import LinkSpec
 
-NUM_KNOTS = 12
+MOST_KNOTS = 7  # a side of the jump
 LEAST_SIZES = 5
+JUMP = 1.05  # exponent: time that rises faster than bytes is another algorithm
+CLOSE = 0.01
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,18 @@ def all_reduce_times(law: KnotAllReduce, rows: AllReduceRows) -> Floats:
 
 
 def fit_knots(rows: AllReduceRows, ranks: int) -> Knots:
-    """Rising times at up to twelve sizes, closest to the measurements on logarithmic axes.
+    """Rising times at few sizes, closest to the measurements.
 
-    The library changes its algorithm at some size, where time jumps: a knot stands at both ends of the steepest step.
+    A larger message cannot take less time: where it seems to, the shorter time is the truer one (what disturbs a measurement
+    adds to it). The library changes its algorithm at some size, where time jumps: no line runs across the jump.
     """
     sizes, times = medians(rows.num_bytes, rows.time_s)
     if len(sizes) < LEAST_SIZES:
         raise InputError(f"all_reduce over {ranks} ranks: {len(sizes)} message sizes (allowed: {LEAST_SIZES} or more)")
-    rising = isotonic_regression(np.log(times)).x
-    return Knots(*simplify(np.log(sizes), rising))
+    rising = np.minimum.accumulate(times[::-1])[::-1]
+    sides = [simplify(*side) for side in split_at_jump(sizes, rising)]
+    x, y = (np.concatenate([side[i] for side in sides]) for i in (0, 1))
+    return Knots(tuple(x.tolist()), tuple(y.tolist()))
 
 
 def medians(x: Floats, y: Floats) -> tuple[Floats, Floats]:
@@ -67,12 +71,27 @@ def medians(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     return keys, np.array([np.median(y[x == key]) for key in keys])
 
 
-def simplify(x: Floats, y: Floats) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The fewest of the points, at most twelve, whose straight lines stay closest to all: the worst one joins, in turn."""
-    kept = [0, len(x) - 1]
-    while len(kept) < min(NUM_KNOTS, len(x)):
-        error = np.abs(np.interp(x, x[kept], y[kept]) - y)
-        if error.max() < 1e-3:
+def split_at_jump(x: Floats, y: Floats) -> list[tuple[Floats, Floats]]:
+    """The points below and above the steepest step, if time rises faster than bytes there; else all of them.
+
+    The upper side is led down to the step along its own first slope.
+    """
+    steps = np.diff(np.log(y)) / np.diff(np.log(x))
+    at = int(steps.argmax())
+    if steps[at] <= JUMP or at + 2 >= len(x):
+        return [(x, y)]
+    slope = (y[at + 2] - y[at + 1]) / (x[at + 2] - x[at + 1])
+    start = max(y[at + 1] - slope * (x[at + 1] - x[at]), y[at])
+    above = np.concatenate([[x[at] + 1.0], x[at + 1 :]]), np.concatenate([[start], y[at + 1 :]])
+    return [(x[: at + 1], y[: at + 1]), above]
+
+
+def simplify(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """The fewest of the points, at most seven, whose straight lines stay closest to all: the worst one joins, in turn."""
+    kept = sorted({0, len(x) - 1})
+    while len(kept) < min(MOST_KNOTS, len(x)):
+        error = np.abs(np.interp(x, x[kept], y[kept]) / y - 1.0)
+        if error.max() < CLOSE:
             break
         kept = sorted([*kept, int(error.argmax())])
-    return tuple(np.exp(x[kept]).tolist()), tuple(np.exp(y[kept]).tolist())
+    return x[kept], y[kept]

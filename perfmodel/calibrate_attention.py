@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.basis import Domain
-from perfmodel.calibrate import FitError, Floats, Prior, fit, fit_error
+from perfmodel.calibrate import FitError, Floats, Prior, fit, fit_error, robust_error
 from perfmodel.errors import InputError
 from perfmodel.laws.attention import HEAD_DIM, DecodeLaw, Heads, PrefillLaw
 from perfmodel.specs import GpuSpec
@@ -19,6 +19,7 @@ SHORTEST_DECODE = (
 )
 LONG_TOKENS = 8192
 SHORTEST_PREFILL = 128
+KERNELS = ((1.5, 20.0), (14.0, 1.2))  # (least rows, streams of a unit): splits by work units, or to a number of streams
 LEAST_ROWS = 50
 MOST_ROWS = 2_500  # of a fit; more are thinned out evenly
 MOST_LOSS = 9.0  # e^-9 of the bandwidth: keeps a fit's excursions finite
@@ -66,11 +67,18 @@ def fit_decode(rows: AttentionRows, gpu: GpuSpec) -> tuple[DecodeLaw, FitError]:
         raise InputError(
             f"decode_attention: {len(rows)} rows of {SHORTEST_DECODE} tokens or more (allowed: {LEAST_ROWS})"
         )
-    design, some = DecodeDesign(rows, gpu), rows.pick(np.arange(0, len(rows), -(-len(rows) // MOST_ROWS)))
-    # Long contexts weigh more: they matter most, and extrapolation starts from them.
-    weights = np.clip(np.sqrt(some.context_tokens / LONG_TOKENS), 1.0, 4.0)
-    law = design.law(fit(design.prior, lambda values: decode_s(design.law(values), some), some.time_s, weights=weights))
+    laws = [fit_kernel(rows, DecodeDesign(rows, gpu, *kernel)) for kernel in KERNELS]
+    law = min(laws, key=lambda law: robust_error(decode_s(law, rows), rows.time_s))
     return law, fit_error(decode_s(law, rows), rows.time_s)
+
+
+def fit_kernel(rows: AttentionRows, design: "DecodeDesign") -> DecodeLaw:
+    """The best law of one kind of kernel. Long contexts weigh more: they matter most, and extrapolation starts there."""
+    rows = rows.pick(np.arange(0, len(rows), -(-len(rows) // MOST_ROWS)))
+    weights = np.clip(np.sqrt(rows.context_tokens / LONG_TOKENS), 1.0, 4.0)
+    return design.law(
+        fit(design.prior, lambda values: decode_s(design.law(values), rows), rows.time_s, weights=weights)
+    )
 
 
 def decode_s(law: DecodeLaw, rows: AttentionRows) -> Floats:
@@ -83,7 +91,7 @@ def decode_s(law: DecodeLaw, rows: AttentionRows) -> Floats:
 class DecodeDesign:
     """Parameters of a decode law: their prior, and the law they make."""
 
-    def __init__(self, rows: AttentionRows, gpu: GpuSpec) -> None:
+    def __init__(self, rows: AttentionRows, gpu: GpuSpec, min_rows: float, grouped_streams: float) -> None:
         self.gpu, self.domain = gpu, rows.domain("rows", "heads", "kv_heads", "context_tokens")
         step_s = np.diff((0.0, *UNITS)) * 0.03e-6
         self.prior = Prior.of(
@@ -96,15 +104,16 @@ class DecodeDesign:
             grouped_floor_s=(0.5e-6, 2.0),
             grouped_base_s=(1e-6, 2.0),
             gather_s=(1e-6, 2.0),
-            min_rows=(4.0, 2.0),
-            grouped_min_rows=(4.0, 2.0),
-            grouped_streams=(4.0, 2.0),
+            min_rows=(min_rows, 1.0),
+            grouped_min_rows=(min_rows, 1.0),
+            grouped_streams=(grouped_streams, 1.0),
         )
 
     def law(self, values: Floats) -> DecodeLaw:
         take, one = self.prior.take, self.prior.one
-        loss = np.cumsum(take(values, "bytes_loss"))[::-1]
-        frac = np.exp(-np.minimum(loss, MOST_LOSS))  # rises with the number of streams, stays below 1
+        loss = take(values, "bytes_loss")
+        loss[1:] = np.minimum(loss[1:], np.diff(np.log(STREAMS))[::-1])  # twice the streams: at most twice as fast
+        frac = np.exp(-np.minimum(np.cumsum(loss)[::-1], MOST_LOSS))  # rises with the streams, stays below 1
         single = (
             "row_head_floor_s",
             "row_head_base_s",

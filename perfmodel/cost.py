@@ -33,6 +33,7 @@ class Batch:
 
     decode_rows: int = 0
     decode_context_tokens: int = 0  # summed over the rows
+    longest_context_tokens: int = 0  # of a single decode row; 0: not known
     chunks: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -95,7 +96,7 @@ class CostModel:
         kernels_s = model.num_layers * self.layer_s(micro) + stages * self.times.embedding_s(micro)
         state_bytes = micro * model.hidden_size * model.dtype_bytes
         reduce_s = all_reduce_s(self.curves.all_reduce, instance, state_bytes)
-        reduce_s *= self.curves.factor("collectives", micro)
+        reduce_s *= self.curves.factor("collectives", state_bytes)
         collectives_s = 2 * model.num_layers * reduce_s + stages * hop_s(instance, state_bytes)
         return kernels_s * self.scale["non_attention"], collectives_s * self.scale["collectives"]
 
@@ -132,10 +133,14 @@ class CostModel:
         factor = layers * self.scale["decode_attention"] * self.curves.factor("decode_attention", rows)
         return factor * terms.floor_s, factor * terms.base_s, factor * terms.s_per_token / stages
 
-    def decode_attention_s(self, rows: int, context_tokens: float) -> float:
-        """Decode attention of `rows` rows over `context_tokens` tokens in all (0 for no row)."""
+    def decode_attention_s(self, rows: int, context_tokens: float, longest_tokens: float = 0.0) -> float:
+        """Decode attention of `rows` rows over `context_tokens` tokens in all (0 for no row).
+
+        Few rows read KV more slowly than many: a batch takes at least as long as its longest row alone, where that is known.
+        """
         floor_s, base_s, s_per_token = self.decode_attention_terms(rows)
-        return max(floor_s, base_s + s_per_token * context_tokens)
+        batch_s = max(floor_s, base_s + s_per_token * context_tokens)
+        return max(batch_s, self.decode_attention_s(1, longest_tokens)) if longest_tokens else batch_s
 
     def prefill_attention_s(self, tokens: int, prefix_tokens: int) -> float:
         """Causal attention of a chunk of `tokens` queries behind `prefix_tokens` KV tokens, all layers."""

@@ -17,7 +17,7 @@ STREAMS = ("norm", "add", "rope", "kv_write", "activation", "embedding", "copy")
 
 @dataclass(frozen=True)
 class Band:
-    """By how much data sets disagree about a part: factors on its time at `low` and `high`, along `at` (tokens or rows)."""
+    """By how much data sets disagree about a part: factors on its time, `low` and `high`, along `at` (tokens, rows, bytes)."""
 
     at: tuple[float, ...]
     low: tuple[float, ...]

@@ -34,7 +34,7 @@ class RingAllReduce:
 
 @dataclass(frozen=True)
 class Knots:
-    """Seconds at message sizes, rising; straight lines between them on logarithmic axes, the last rate beyond the last."""
+    """Seconds at message sizes, rising; straight lines between them, the last rate beyond the last."""
 
     num_bytes: tuple[float, ...]
     time_s: tuple[float, ...]
@@ -43,7 +43,7 @@ class Knots:
         last_bytes, last_s = self.num_bytes[-1], self.time_s[-1]
         if num_bytes >= last_bytes:
             return last_s * num_bytes / last_bytes
-        return float(np.exp(np.interp(np.log(max(num_bytes, 1.0)), np.log(self.num_bytes), np.log(self.time_s))))
+        return float(np.interp(num_bytes, self.num_bytes, self.time_s))
 
 
 @dataclass(frozen=True)
