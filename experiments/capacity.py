@@ -23,6 +23,18 @@ MAX_DOUBLINGS = 20
 
 
 @dataclass(frozen=True)
+class CapacityPoint:
+    """An axis point; `configs` are its replicates."""
+
+    axes: dict[str, Any]
+    configs: list[Config]
+
+    @property
+    def name(self) -> str:
+        return ", ".join(label(value) for value in self.axes.values()) or "the configuration"
+
+
+@dataclass(frozen=True)
 class Probe:
     """One rate tried: means over the replicates of every metric and part of the latency."""
 
@@ -47,7 +59,7 @@ class Probe:
 class Found:
     """A point's capacity: `best` is the highest rate that keeps the SLO (None: no rate does), `over` the lowest that fails."""
 
-    axes: dict[str, Any]
+    point: CapacityPoint
     probes: tuple[Probe, ...]
     best: Probe | None
     limit: str
@@ -56,7 +68,9 @@ class Found:
         """A line of capacity.csv."""
         best = self.best
         return {
-            **{key: value if isinstance(value, int | float) else label(value) for key, value in self.axes.items()},
+            **{
+                key: value if isinstance(value, int | float) else label(value) for key, value in self.point.axes.items()
+            },
             "rate_rps": best.rate_rps if best else 0.0,
             "goodput_rps": best.numbers["goodput_rps"] if best else 0.0,
             "output_tok_per_s_per_gpu": best.numbers["output_tok_per_s"] / best.num_gpus if best else 0.0,
@@ -78,24 +92,29 @@ LIMITS: tuple[tuple[str, Callable[[Probe], bool]], ...] = (
 )
 
 
-def find_capacity(sweep: Sweep, attainment: float, run_one: RunOne, workers: Workers) -> Iterator[Found]:
-    """Every axis point's capacity, in order. A rate axis is left out: the rate is what is looked for."""
-    groups: dict[str, tuple[dict[str, Any], list[Config]]] = {}
-    for run in sweep.runs:
-        axes = {key: value for key, value in run.axes.items() if key != RATE}
-        group = groups.setdefault(label(axes), (axes, []))
-        if all(config.seed != run.config.seed for config in group[1]):
-            group[1].append(run.config)
+def find_capacity(
+    points: Sequence[CapacityPoint], attainment: float, run_one: RunOne, workers: Workers
+) -> Iterator[Found]:
+    """Every point's capacity, as they are found."""
     from joblib import delayed
 
-    calls = [delayed(bisect)(axes, configs, attainment, run_one) for axes, configs in groups.values()]
-    found = list(parallel(calls, workers))
-    order = list(groups)
-    yield from sorted(found, key=lambda one: order.index(label(one.axes)))
+    yield from parallel([delayed(bisect)(point, attainment, run_one) for point in points], workers)
 
 
-def bisect(axes: dict[str, Any], configs: Sequence[Config], attainment: float, run_one: RunOne) -> Found:
+def points_without_rate(sweep: Sweep) -> list[CapacityPoint]:
+    """A sweep's axis points. A rate axis is left out: the rate is what is looked for."""
+    groups: dict[str, CapacityPoint] = {}
+    for run in sweep.runs:
+        axes = {key: value for key, value in run.axes.items() if key != RATE}
+        point = groups.setdefault(label(axes), CapacityPoint(axes, []))
+        if all(config.seed != run.config.seed for config in point.configs):
+            point.configs.append(run.config)
+    return list(groups.values())
+
+
+def bisect(point: CapacityPoint, attainment: float, run_one: RunOne) -> Found:
     """Bracket by doubling or halving, then halve the bracket (geometrically)."""
+    configs = point.configs
     probes: list[Probe] = []
 
     def passes(rate_rps: float) -> bool:
@@ -107,7 +126,7 @@ def bisect(axes: dict[str, Any], configs: Sequence[Config], attainment: float, r
         middle = (low * high) ** 0.5
         low, high = (middle, high) if passes(middle) else (low, middle)
     by_rate = {p.rate_rps: p for p in probes}
-    return Found(axes, tuple(sorted(probes, key=lambda p: p.rate_rps)), by_rate.get(low), limit_of(by_rate.get(high)))
+    return Found(point, tuple(sorted(probes, key=lambda p: p.rate_rps)), by_rate.get(low), limit_of(by_rate.get(high)))
 
 
 def bracket(start_rps: float, passes: Callable[[float], bool], hopeless: Callable[[], bool]) -> tuple[float, float]:

@@ -12,7 +12,6 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.plotstyle import BLUE, GREY, RED, log_scale, looks, new_figure, save, styled
 from experiments.points import Point, points_of
-from experiments.sweepfile import label
 
 if TYPE_CHECKING:
     from experiments.capacity import Found
@@ -159,7 +158,7 @@ def draw_pairs(figure: Figure, axes: Axes, moves: Any, num_instances: int) -> No
 @styled
 def capacity_picture(found: Sequence["Found"], attainment: float) -> Figure:
     """Left: share of requests within the SLO at every rate tried. Right: the capacity, and what binds above it."""
-    names = [", ".join(label(value) for value in one.axes.values()) or "the configuration" for one in found]
+    names = [one.point.name for one in found]
     figure, ((left, right),) = new_figure(1, 2, width=4.6, height=max(2.8, 0.4 * len(found) + 1))
     styles = looks(names)
     for one, name in zip(found, names, strict=True):

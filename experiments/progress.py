@@ -13,13 +13,13 @@ from experiments.sweepfile import Run
 
 
 class Progress:
-    """Context manager; `report` is what a sweep's loop calls."""
+    """Context manager; `report` is what a sweep's loop calls when a run has ended."""
 
-    def __init__(self, total: int, done: int = 0) -> None:
+    def __init__(self, total: int, done: int = 0, what: str = "runs") -> None:
         self._console = Console(file=sys.stderr, highlight=False)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bar = Bar(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("runs", total=total, completed=done)
+        self._task = self._bar.add_task(what, total=total, completed=done)
         self._total, self._done = total, done
 
     def __enter__(self) -> Self:
@@ -32,11 +32,14 @@ class Progress:
         self._bar.stop()
 
     def report(self, run: Run, manifest: Mapping[str, Any]) -> None:
-        """A run has ended."""
+        self.step(run.name, ending(manifest))
+
+    def step(self, name: str, text: str) -> None:
+        """One more is done."""
         self._done += 1
-        self._bar.update(self._task, completed=self._done, description=run.name)
+        self._bar.update(self._task, completed=self._done, description=name)
         if not self._console.is_terminal:
-            self._console.print(f"{self._done}/{self._total} {run.name}: {ending(manifest)}")
+            self._console.print(f"{self._done}/{self._total} {name}: {text}", soft_wrap=True)
 
 
 def ending(manifest: Mapping[str, Any]) -> str:

@@ -221,8 +221,13 @@ def alone_line(point: Point) -> str:
 
 def trust_line(points: Sequence[Point]) -> str:
     each = [point.basis_shares() for point in points]
-    told = ", ".join(f"{number(100 * mean([share[basis] for share in each]))} % {basis}" for basis in BASES)
+    told = ", ".join(f"{percent(mean([share[basis] for share in each]))} {basis}" for basis in BASES)
     packs = sorted({manifest["provenance"]["truth"]["pack"] for point in points for manifest in point.manifests})
     replicates = min(len(point.manifests) for point in points)
     seeds = "one seed, so small differences may be chance" if replicates == 1 else f"{replicates} seeds a point"
     return f"simulated time is {told} (costs: {', '.join(packs)}); {seeds}."
+
+
+def percent(share: float) -> str:
+    """Whole percents; what is there and rounds to nothing is not nothing."""
+    return f"{100 * share:.0f} %" if share == 0 or share >= 0.005 else "< 1 %"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import runfolder
-from experiments.capacity import find_capacity
+from experiments.capacity import find_capacity, points_without_rate
 from experiments.compare import Comparison, compare, metric_table, picture, request_table, shape_table
 from experiments.plots import capacity_picture, draw_sweep
 from experiments.plotstyle import save
@@ -107,7 +107,14 @@ def capacity_command(request: Request, attainment: float, workers: int) -> int:
     sweep = request.sweep()
     out = request.out or Path("out") / f"{sweep.name}-capacity"
     runfolder.make_folder(out)
-    found = list(find_capacity(sweep, attainment, run_one, Workers(workers or cpu_count())))
+    points = points_without_rate(sweep)
+    count = workers or min(cpu_count(), len(points))
+    with Progress(len(points), what="capacities") as progress:
+        found = []
+        for one in find_capacity(points, attainment, run_one, Workers(count)):
+            progress.step(one.point.name, f"{number(one.row()['rate_rps'])} req/s after {len(one.probes)} runs")
+            found.append(one)
+    found.sort(key=lambda one: points.index(one.point))
     rows = pd.DataFrame([one.row() for one in found])
     rows.to_csv(out / "capacity.csv", index=False)
     save(capacity_picture(found, attainment), out / "capacity")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.capacity import LIMITS, PRECISION, Probe, find_capacity, limit_of
+from experiments.capacity import LIMITS, PRECISION, Probe, find_capacity, limit_of, points_without_rate
 from experiments.plots import capacity_picture
 from experiments.sweep import Workers
 from experiments.sweepfile import load_sweep
@@ -28,14 +28,15 @@ def limited(run_one):
 
 
 def capacities(run_one, axes, attainment=0.9, **base):
-    return list(find_capacity(load_sweep({"base": {**BASE, **base}, "axes": axes}), attainment, run_one, Workers(1)))
+    points = points_without_rate(load_sweep({"base": {**BASE, **base}, "axes": axes}))
+    return list(find_capacity(points, attainment, run_one, Workers(1)))
 
 
 def test_bisection_finds_the_capacity_from_either_side(limited):
     found = capacities(limited, {"system": ["vllm-multi", "vllm-single"], "workload.rate_rps": [1, 3]})
-    assert [one.axes for one in found] == [{"system": "vllm-multi"}, {"system": "vllm-single"}]
+    assert [one.point.axes for one in found] == [{"system": "vllm-multi"}, {"system": "vllm-single"}]
     for one in found:
-        capacity = CAPACITY_RPS[one.axes["system"]]
+        capacity = CAPACITY_RPS[one.point.axes["system"]]
         assert capacity / PRECISION <= one.best.rate_rps <= capacity
         assert len(one.probes) <= 12
     assert found[0].row()["output_tok_per_s_per_gpu"] > 0

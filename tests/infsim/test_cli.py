@@ -84,6 +84,13 @@ def test_a_second_run_resumes_and_simulates_nothing(config, swept, tmp_path, cap
     assert (out / "summary.csv").read_bytes() == before
 
 
+def test_two_workers_write_the_same_bytes(config, swept, tmp_path):
+    assert infsim("run", config, "--out", tmp_path, "--workers", 2) == 0
+    files = sorted(path.relative_to(swept[0]) for path in swept[0].rglob("*.parquet"))
+    assert len(files) == 12
+    assert not [file for file in files if (tmp_path / file).read_bytes() != (swept[0] / file).read_bytes()]
+
+
 def test_set_and_seed_change_base(config, tmp_path):
     infsim("run", config, "--out", tmp_path, "--seed", 5, "--set", "workload.num_requests=20", "--workers", 1)
     manifest = json.loads((tmp_path / "runs" / "000-vllm-multi-2" / "manifest.json").read_text())
@@ -124,7 +131,8 @@ def test_capacity_prints_a_line_a_system_and_a_picture(config, tmp_path, capsys)
     assert (rows["rate_rps"] > 1).all() and (rows["slo_attainment_frac"] >= 0.9).all()
     assert rows["limit"].isin(["KV memory", "compute", "prefill", "link", "queue"]).all()
     assert (tmp_path / "c" / "capacity.svg").exists()
-    assert "vllm-single" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "vllm-single" in printed.out and "2/2 vllm-single: " in printed.err
 
 
 def test_compare_with_itself_has_no_error(swept, tmp_path):
