@@ -5,12 +5,17 @@ makes matrix products of a useful size (`_tiles`), so no copy of the whole KV is
 are the only scratch. What the kernels' contract says of shapes is not repeated here.
 """
 
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
 import torch
 
+from infreal.kernels.parallel import run_all
 from infreal.kernels.partial import Partial
 
 SEGMENT_TOKENS = 1024  # scores of a segment stay in the L2 cache; longer ones gain nothing (measured: 512 to 2,048)
 MIN_TILE_BYTES = 48 * 1024  # below this a copy into one matrix costs less than one more call per tile (about 4 µs)
+MIN_PART_BYTES = 2 << 20  # of K or V: about 0.2 ms of reading, several times what a task costs to hand over
 PREFILL_SEGMENT_TOKENS = 512
 QUERY_TILE = 128  # queries of a prefill chunk worked off at a time: 128 × 32 heads × 512 scores = 8 MB
 
@@ -21,6 +26,7 @@ TOKENS_LAST, TOKENS_FIRST = (
 )  # the token axis of a tile: keys [.., head_dim, tokens], values [.., tokens, head_dim]
 
 
+@torch.inference_mode()
 def micro_attention(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -29,14 +35,34 @@ def micro_attention(
     scale: float,
     out: Partial,
 ) -> None:
-    """kv: one layer of the pool, `[blocks, 2, block_tokens, kv_heads, head_dim]`."""
+    """kv: one layer of the pool, `[blocks, 2, block_tokens, kv_heads, head_dim]`.
+
+    A row with enough KV is cut over the threads and merged, which depends on the row and the number of threads alone.
+    """
     out.fill_neutral()
     kv_heads = kv.shape[3]
+    queries = (q.float() * scale).unflatten(1, (kv_heads, -1))
+    states = Partial(*(t.unflatten(1, (kv_heads, -1)) for t in (out.acc, out.m, out.e)))
+    tasks: list[Callable[[], None]] = []
+    cut_rows: list[tuple[int, Partial]] = []
     for row, num_tokens in enumerate(num_local_tokens.tolist()):
-        queries = _by_kv_head(q[row : row + 1].float() * scale, kv_heads)
-        state = Partial(*(t[row].unflatten(0, (kv_heads, -1)) for t in (out.acc, out.m, out.e)))
-        for ids, tokens in _segments(block_table[row], num_tokens, kv.shape[2], SEGMENT_TOKENS):
-            _add_segment(state, queries, kv, ids, tokens)
+        segments = list(_segments(block_table[row], num_tokens, kv.shape[2], SEGMENT_TOKENS))
+        num_parts = _num_parts(len(segments), num_tokens * kv[0, 0, 0].nbytes, kv)
+        if num_parts == 1:
+            tasks.append(partial(_add_segments, states[row], queries[row], kv, segments))
+            continue
+        parts = Partial.neutral((num_parts, *queries[row].shape), q.device)
+        cut_rows.append((row, parts))
+        for i in range(num_parts):
+            tasks.append(partial(_add_segments, parts[i], queries[row], kv, segments[i::num_parts]))
+    run_all(tasks)
+    for row, parts in cut_rows:
+        merge(parts, states[row])
+
+
+def _num_parts(num_segments: int, side_bytes: int, kv: torch.Tensor) -> int:
+    """Threads that a row with so many bytes of K is worth."""
+    return max(1, min(torch.get_num_threads(), num_segments, side_bytes // MIN_PART_BYTES)) if kv.is_cpu else 1
 
 
 def _by_kv_head(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
@@ -44,12 +70,23 @@ def _by_kv_head(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
     return q.unflatten(1, (kv_heads, -1)).transpose(0, 1).flatten(1, 2)
 
 
-def _segments(table: torch.Tensor, num_tokens: int, block_tokens: int, segment_tokens: int):
+def _segments(
+    table: torch.Tensor, num_tokens: int, block_tokens: int, segment_tokens: int
+) -> Iterator[tuple[torch.Tensor, int]]:
     """Yields (block ids, number of valid tokens in them); only the row's last segment may end within a block."""
     step = max(1, segment_tokens // block_tokens)
     for first in range(0, -(-num_tokens // block_tokens), step):
         tokens = min(step * block_tokens, num_tokens - first * block_tokens)
         yield table[first : first + -(-tokens // block_tokens)], tokens
+
+
+@torch.inference_mode()
+def _add_segments(
+    state: Partial, queries: torch.Tensor, kv: torch.Tensor, segments: Iterable[tuple[torch.Tensor, int]]
+) -> None:
+    """queries `[kv_heads, group, head_dim]`, scaled; the state is of the same shape. Grad modes belong to a thread."""
+    for ids, num_tokens in segments:
+        _add_segment(state, queries, kv, ids, num_tokens)
 
 
 def _add_segment(state: Partial, queries: torch.Tensor, kv: torch.Tensor, ids: torch.Tensor, num_tokens: int) -> None:
@@ -99,6 +136,7 @@ def _to_weights(scores: torch.Tensor, state: Partial) -> None:
     state.acc.mul_(decay.unsqueeze(-1))
 
 
+@torch.inference_mode()
 def prefill_micro_attention(
     q: torch.Tensor,
     query_start: torch.Tensor,

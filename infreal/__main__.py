@@ -1,0 +1,43 @@
+"""The `infreal` command: what runs on hardware. Without the extra `[real]` it says what to install and exits 2."""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+
+from infreal.cli import OneLineParser
+
+MISSING = "infreal: torch is not installed; install the extra: pip install 'infsim[real]'"
+
+
+def bench(argv: Sequence[str]) -> int:
+    from infreal.bench.__main__ import main as bench_main
+
+    return bench_main(argv, prog="infreal bench")
+
+
+# name: (what does it, help)
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "bench": (bench, "benchmarks of the kernels (attention)"),
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="infreal", description="Infinite-LLM on hardware.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (_, text) in COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 failed, 2 wrong usage or nothing installed to run on."""
+    if importlib.util.find_spec("torch") is None:
+        print(MISSING, file=sys.stderr)
+        return 2
+    args, rest = make_parser().parse_known_args(argv)
+    return COMMANDS[args.command][0](rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Several CPU threads for the torch twins, each running its torch operations by itself.
+
+Many small matrix products are slow when each is spread over the threads (one barrier per product, and a stall at every barrier
+when another process takes a core). Work is cut once instead: each task runs whole on one thread.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import torch
+
+
+def run_all(tasks: Sequence[Callable[[], None]]) -> None:
+    """Runs the tasks, on as many threads as torch may use here (`torch.set_num_threads`); raises what one of them raised."""
+    num_threads = torch.get_num_threads()
+    if num_threads == 1 or len(tasks) <= 1:
+        for task in tasks:
+            task()
+        return
+    for done in [_workers(num_threads).submit(task) for task in tasks]:
+        done.result()
+
+
+@cache
+def _workers(num_threads: int) -> ThreadPoolExecutor:
+    """Threads whose torch operations use one thread each.
+
+    `torch.set_num_threads` speaks for the calling thread, and for threads that have not used torch yet: hence it is called
+    again here, once every worker has started.
+    """
+    executor = ThreadPoolExecutor(num_threads, "kernels", initializer=torch.set_num_threads, initargs=(1,))
+    all_started = threading.Barrier(num_threads + 1)
+    for _ in range(num_threads):
+        executor.submit(all_started.wait)
+    all_started.wait()
+    torch.set_num_threads(num_threads)
+    return executor
+
+
+os.register_at_fork(after_in_child=_workers.cache_clear)  # a forked child has no threads
