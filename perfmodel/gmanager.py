@@ -5,7 +5,7 @@ placement policy once a period; the *capacity* path grants room for whole prompt
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfmodel.cost import CostModel
 from perfmodel.loan import CLOCK_DRIFT
@@ -196,6 +196,9 @@ class GManager:
         if parts is None:
             return self._make_room(need, debtor)
         command = self._send_order(debtor, need.req_id, parts, "capacity")
+        for creditor, _, count in parts:  # promised, until its next heartbeat says more
+            known = self.instances[creditor]
+            known.load = replace(known.load, free_blocks=known.load.free_blocks - count)
         ttl_s = self.params.order_ttl_s * (1 + 2 * CLOCK_DRIFT)
         self._granting = (OrderId(self.incarnation, self._orders), need.req_id, now_s + ttl_s)
         return [command]
