@@ -28,16 +28,21 @@ def run_all(tasks: Sequence[Callable[[], None]]) -> None:
 def _workers(num_threads: int) -> ThreadPoolExecutor:
     """Threads whose torch operations use one thread each.
 
-    `torch.set_num_threads` speaks for the calling thread, and for threads that have not used torch yet: hence it is called
-    again here, once every worker has started.
+    `torch.set_num_threads` speaks for the calling thread, and for threads that have not asked torch yet: hence it is called
+    again here, once every worker has asked and set its own.
     """
-    executor = ThreadPoolExecutor(num_threads, "kernels", initializer=torch.set_num_threads, initargs=(1,))
+    executor = ThreadPoolExecutor(num_threads, "kernels", initializer=_use_one_thread)
     all_started = threading.Barrier(num_threads + 1)
     for _ in range(num_threads):
         executor.submit(all_started.wait)
     all_started.wait()
     torch.set_num_threads(num_threads)
     return executor
+
+
+def _use_one_thread() -> None:
+    torch.get_num_threads()  # the first question makes a thread take the process's number over
+    torch.set_num_threads(1)
 
 
 os.register_at_fork(after_in_child=_workers.cache_clear)  # a forked child has no threads
