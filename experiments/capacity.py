@@ -57,7 +57,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Found:
-    """A point's capacity: `best` is the highest rate that keeps the SLO (None: no rate does), `over` the lowest that fails."""
+    """A point's capacity: `best` is the highest rate that keeps the SLO (None: no rate does); `limit` binds above it."""
 
     point: CapacityPoint
     probes: tuple[Probe, ...]

@@ -16,7 +16,7 @@ class Progress:
     """Context manager; `report` is what a sweep's loop calls when a run has ended."""
 
     def __init__(self, total: int, done: int = 0, what: str = "runs") -> None:
-        self._console = Console(file=sys.stderr, highlight=False)
+        self._console = Console(file=sys.stderr, highlight=False, markup=False)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bar = Bar(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
         self._task = self._bar.add_task(what, total=total, completed=done)

@@ -1,7 +1,9 @@
 """What the commands do and print: results on stdout, progress on stderr."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import pandas as pd
@@ -46,9 +48,9 @@ def run_command(request: Request, recording: Recording, workers: Workers) -> int
     runfolder.make_folder(out)
     console = console_of()
     announce(console, sweep, jobs, out)
-    count = workers.count or min(cpu_count(), max(1, sum(not job.done for job in jobs)))
+    at_once = workers.count or min(cpu_count(), max(1, sum(not job.done for job in jobs)))
     with Progress(len(jobs), sum(job.done for job in jobs)) as progress:
-        runs = run_jobs(jobs, out, Loop(run_one, recording, Workers(count, workers.ray), progress.report))
+        runs = run_jobs(jobs, out, Loop(run_one, recording, Workers(at_once, workers.ray), progress.report))
     return conclude(console, runs)
 
 
@@ -57,7 +59,7 @@ def list_runs(request: Request) -> int:
     sweep = request.sweep()
     console = console_of()
     for job in plan_jobs(sweep, request.out or Path("out") / sweep.name):
-        console.print(f"{job.run.name}: {job.pool_line}", highlight=False)
+        console.print(f"{job.run.name}: {job.pool_line}")
     return 0
 
 
@@ -65,19 +67,19 @@ def place(sweep: Sweep, out: Path | None) -> tuple[Path, list[Job]]:
     """The output folder and its jobs. Without `--out`: out/NAME, or the next number where that holds another sweep."""
     if out is not None:
         return out, plan_jobs(sweep, out)
-    number = 1
-    while True:
-        folder = Path("out") / (sweep.name if number == 1 else f"{sweep.name}-{number}")
-        try:
+    for attempt in count(1):
+        folder = Path("out") / (sweep.name if attempt == 1 else f"{sweep.name}-{attempt}")
+        with suppress(OtherSweepError):
             return folder, plan_jobs(sweep, folder)
-        except OtherSweepError:
-            number += 1
+    raise AssertionError("there is always a next number")
 
 
 def console_of() -> Console:
     """stdout; wide enough for a table where it is no terminal."""
-    console = Console(highlight=False, soft_wrap=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
 
 
 def announce(console: Console, sweep: Sweep, jobs: Sequence[Job], out: Path) -> None:
@@ -108,10 +110,10 @@ def capacity_command(request: Request, attainment: float, workers: int) -> int:
     out = request.out or Path("out") / f"{sweep.name}-capacity"
     runfolder.make_folder(out)
     points = points_without_rate(sweep)
-    count = workers or min(cpu_count(), len(points))
+    at_once = workers or min(cpu_count(), len(points))
     with Progress(len(points), what="capacities") as progress:
         found = []
-        for one in find_capacity(points, attainment, run_one, Workers(count)):
+        for one in find_capacity(points, attainment, run_one, Workers(at_once)):
             progress.step(one.point.name, f"{number(one.row()['rate_rps'])} req/s after {len(one.probes)} runs")
             found.append(one)
     found.sort(key=lambda one: points.index(one.point))

@@ -43,7 +43,9 @@ def test_best_is_by_goodput_and_the_next_best_stands_at_its_own_best_load():
         "next vllm-single at rate_rps 4: 3 req/s."
     )
     assert why == "Why: against vllm-single at rate_rps 8, nothing differs by more than 5 %."
-    assert trust.startswith("Trust: simulated time is 25 % measured, 0 % interpolated, < 1 % extrapolated, 75 % analytic")
+    assert trust.startswith(
+        "Trust: simulated time is 25 % measured, 0 % interpolated, < 1 % extrapolated, 75 % analytic"
+    )
     assert "one seed, so small differences may be chance" in trust
 
 
@@ -125,7 +127,8 @@ def test_moves_are_shown_where_there_are_some():
         (1.0, "1"),
         (1.234, "1.23"),
         (12.34, "12.3"),
-        (99.97, "100"), (123.4, "123"),
+        (99.97, "100"),
+        (123.4, "123"),
         (34432.0, "34,432"),
         (float("nan"), "–"),
     ],

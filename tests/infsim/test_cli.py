@@ -143,12 +143,12 @@ def test_compare_with_itself_has_no_error(swept, tmp_path):
 
 def test_a_policy_that_raises_fails_its_run_by_name_and_exits_1(config, tmp_path, capsys):
     (tmp_path / "bad.py").write_text(
-        "class Bad:\n    def choose(self, view, request):\n        raise ValueError('no idea')\n"
+        "class Bad:\n    def choose(self, view, request):\n        raise ValueError('no idea [of it]')\n"
     )
     code = infsim("run", config, "--set", f"dispatch={tmp_path}/bad.py:Bad", "--out", tmp_path / "out", "--workers", 1)
     printed = capsys.readouterr()
     assert code == 1
-    assert "003-vllm-single-8 failed: ValueError: no idea" in printed.out
+    assert "003-vllm-single-8 failed: ValueError: no idea [of it]" in printed.out
     assert "Traceback" not in printed.out + printed.err
     manifest = json.loads((tmp_path / "out" / "runs" / "000-vllm-multi-2" / "manifest.json").read_text())
     assert "bad.py" in manifest["traceback"]
