@@ -213,7 +213,7 @@ def merge(parts: Partial, out: Partial) -> None:
         return
     seen = parts.m != -torch.inf
     torch.amax(parts.m, 0, out=out.m)
-    weights = torch.where(seen, torch.exp(parts.m - out.m), 0.0)
+    weights = torch.exp(parts.m - out.m)  # NaN where all parts are empty: not seen either
     torch.sum(torch.where(seen, parts.e * weights, 0.0), 0, out=out.e)
     torch.sum(torch.where(seen.unsqueeze(-1), parts.acc * weights.unsqueeze(-1), 0.0), 0, out=out.acc)
 

@@ -193,6 +193,38 @@ def test_s7_a_reused_table_with_garbage_beyond_the_row(backend):
     assert close(short.output()[0], reference_output(case.q[0], case.keys[0][:20], case.values[0][:20], case.scale))
 
 
+GUARDED = """
+import ctypes, mmap
+import torch
+from infreal.kernels import micro_attention, prefill_micro_attention
+
+def at_the_end_of_its_page(values, dtype):
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + page), page, 0) == 0
+    tensor = torch.frombuffer(memory, dtype=dtype, count=page // dtype.itemsize)[-len(values):]
+    tensor.copy_(torch.tensor(values, dtype=dtype))
+    return tensor
+
+pool = torch.randn(2, 1, 2, 16, 1, 64)
+table = at_the_end_of_its_page([1, 0], torch.int32).view(1, 2)
+length = at_the_end_of_its_page([17], torch.int32)
+start = at_the_end_of_its_page([0, 3], torch.int32)
+for backend in ("torch", "triton"):
+    options = dict(layer=0, scale=0.1, backend=backend)
+    print(micro_attention(torch.randn(1, 2, 64), pool, table, length, **options).e.sum() > 0)
+    print(prefill_micro_attention(torch.randn(3, 2, 64), start, pool, table, length, length, **options).e.sum() > 0)
+"""
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="guard pages are for kernels that run on the CPU")
+def test_s7_nothing_is_read_beyond_the_end_of_an_index():
+    """Behind the table, the lengths and the starts lies a page that must not be touched: the child process would crash."""
+    done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["tensor(True)"] * 4, done.stderr
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(9, 3, 64), (48, 2, 128), (8, 8, 80), (9, 3, 128), (48, 2, 64), (8, 8, 128)]
 )

@@ -151,7 +151,7 @@ def check_partition(partition, random, backend: str, max_parts: int) -> None:
     assert close(merged_in_some_order(parts, random, backend).output()[0], whole)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(partitions(max_blocks=9, max_parts=8), st.randoms(use_true_random=False))
 def test_s9_any_partition_order_and_nesting_equals_full_attention(partition, random):
     check_partition(partition, random, "torch", 8)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from attention_reference import DEVICE, Case, close, make_case, reference_output, reference_state
 
-from infreal.kernels import Partial, merge, micro_attention, prefill_micro_attention
+from infreal.kernels import Partial, merge, micro_attention, prefill_micro_attention, torch_backend
 
 
 def index(*values: int) -> torch.Tensor:
@@ -122,3 +122,12 @@ def test_chunks_longer_than_a_tile_agree_across_backends():
         seen = i + 401
         k, v = case.keys[0][:seen], case.values[0][:seen]
         assert close(states[0].output()[i], reference_output(case.q[i], k, v, case.scale), torch.float16)
+
+
+@pytest.mark.parametrize("offset", [0, 15, 16, 17, -1])
+def test_small_tiles_of_the_torch_twin(monkeypatch, offset):
+    """Every place where a tile of queries may meet a segment of tokens."""
+    monkeypatch.setattr(torch_backend, "PREFILL_SEGMENT_TOKENS", 16)
+    monkeypatch.setattr(torch_backend, "QUERY_TILE", 4)
+    case = make_case([50], heads=2, kv_heads=1, num_queries=35)
+    check(case, prefill(case, "torch", [0, 35], [offset]), [0, 35], [offset])
