@@ -1,14 +1,18 @@
 """`infsim calibrate`: profiles in, a pack out, and a report on how far it can be trusted."""
 
+import datetime
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from experiments.calibration import fit_all, label, make_pack
+from experiments.bands import bands
 from experiments.catalogue import gpu_of_device, load_gpu, table
+from experiments.fitting import Fitted, fit_all, label, short, width_of
 from experiments.importers import read_profile
-from experiments.packs import write_pack
+from experiments.packs import FORMAT, Pack, write_pack
 from experiments.profile import Profile
+from perfmodel.basis import Domain
 from perfmodel.errors import InputError
 from perfmodel.specs import GpuSpec
 
@@ -30,7 +34,9 @@ def calibrate(
     spec = find_gpu(profiles, gpu)
     for profile in profiles:
         yield account(profile)
-    fitted = fit_all(profiles, spec)
+    notes: list[str] = []
+    fitted = fit_all(profiles, spec, notes)
+    yield from notes
     if out:
         pack = make_pack(out.stem, profiles, spec, fitted)
         write_pack(pack, out)
@@ -64,3 +70,51 @@ def account(profile: Profile) -> str:
     rows = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     dropped = "".join(f"; dropped {count:,} ({reason})" for reason, count in profile.dropped.items() if count)
     return f"{label(profile)}: {rows}{dropped}"
+
+
+# --- the pack ----------------------------------------------------------------------------------------------------------
+
+UNITS = {"time": "s", "rates": "bytes/s and FLOP/s", "sizes": "bytes, tokens", "attention": "one layer on one rank"}
+
+
+def make_pack(name: str, profiles: Sequence[Profile], gpu: GpuSpec, fitted: dict[str, list[Fitted]]) -> Pack:
+    """The pack, not yet signed."""
+    first = profiles[0]
+    peaks = ("name", "memory_bytes", "peak_flops_per_s", "memory_bytes_per_s", "num_sms")
+    return {
+        "format": FORMAT,
+        "name": name,
+        "gpu": {key: getattr(gpu, key) for key in peaks},
+        "device": str(first.table["gpu"].dropna().iloc[0]) if first.table["gpu"].notna().any() else gpu.name,
+        "software": first.software,
+        "date": datetime.date.today().isoformat(),
+        "units": UNITS,
+        "dtype_bytes": width_of(first.table),
+        "sources": [source_entry(profile) for profile in profiles],
+        "operators": {name: [law_entry(law) for law in laws] for name, laws in fitted.items()},
+        "bands": bands(profiles, fitted),
+    }
+
+
+def source_entry(profile: Profile) -> dict[str, Any]:
+    counts = profile.table.groupby("operator").size()
+    return {
+        "source": label(profile),
+        "software": profile.software,
+        "sha256": dict(profile.sha256),
+        "rows": {str(name): int(count) for name, count in counts.items()},
+        "dropped": {reason: count for reason, count in profile.dropped.items() if count},
+    }
+
+
+def law_entry(fitted: Fitted) -> dict[str, Any]:
+    parameters = asdict(fitted.law)
+    domain: Domain = fitted.law.domain
+    del parameters["domain"]
+    return {
+        "law": type(fitted.law).__name__,
+        "source": label(fitted.source),
+        "fit": {key: short(value) for key, value in asdict(fitted.error).items()},
+        "domain": {"ranges": {k: list(v) for k, v in domain.ranges.items()}, "points": dict(domain.points)},
+        "parameters": short(parameters),
+    }

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from experiments.calibration import NCCL_BYTES, OPERATORS, Fitted, Rows, floats, label
+from experiments.bands import NCCL_BYTES
+from experiments.fitting import OPERATORS, Fitted, Rows, floats, label
 from experiments.profile import Profile
 from perfmodel.calibrate import Floats, fit_error
 from perfmodel.calibrate_attention import SHORTEST_DECODE, SHORTEST_PREFILL

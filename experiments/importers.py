@@ -224,6 +224,10 @@ VIDUR: dict[str, Callable[[pd.DataFrame, Path], Iterator[Part]]] = {
 # --- our own -----------------------------------------------------------------------------------------------------------
 
 
+# MicroAttention is attention that leaves its state unmerged: measured, it stands for the attention of its kind.
+ALIASES = {"micro_attention": "decode_attention", "prefill_micro_attention": "prefill_attention"}
+
+
 def own(path: Path) -> Profile:
     """A profile CSV (design.md §5), or a folder of them."""
     frames, used = [], {}
@@ -234,6 +238,7 @@ def own(path: Path) -> Profile:
             raise unknown(f"column of {file}", strange[0], COLUMNS)
         for name in ("operator", "time_s"):
             column(frame, name, file)
+        frame["operator"] = frame["operator"].replace(ALIASES)
         check_needs(frame, file)
         frames.append(frame.reindex(columns=COLUMNS))
         used[file.name] = file_sha256(file)

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from experiments.calibration import Fitted, Rows
 from experiments.fidelity import CROSS, FIT, Slice, layer_sums, target_of
+from experiments.fitting import OPERATORS, Fitted, Rows
 from experiments.plotstyle import CYCLE, GREY, MARKERS, log_scale, new_figure, save, styled
 from experiments.profile import Profile
 from perfmodel.calibrate import Floats
+from perfmodel.laws.attention import Heads
 
 SHAPES = ((12288, 4096), (4096, 4096), (8192, 8192), (1024, 8192))  # [n, k] of the products shown, where measured
 DECODE_ROWS = (1, 8, 64, 256)
@@ -98,8 +99,6 @@ def draw_prefill(axes: Axes, fitted: dict[str, list[Fitted]]) -> None:
 
 
 def chunk_s(fitted: dict[str, list[Fitted]], tokens: Floats, heads: int, kv_heads: int) -> Floats:
-    from perfmodel.laws.attention import Heads
-
     pairs = tokens * (tokens + 1) / 2
     law = fitted["prefill_attention"][0].law
     times: Floats = np.maximum.reduce(law.estimates_s(1, tokens, tokens, pairs, Heads(heads, kv_heads, 128, 2)))
@@ -166,8 +165,6 @@ def draw_errors(axes: Axes, slices: Sequence[Slice]) -> None:
 
 
 def rows_of(fitted: dict[str, list[Fitted]], name: str) -> Rows | None:
-    from experiments.calibration import OPERATORS
-
     return OPERATORS[name].rows(fitted[name][0].source.operator(name)) if name in fitted else None
 
 

@@ -1,6 +1,5 @@
-"""`infsim calibrate`: options only; the work is in experiments.calibration and experiments.fidelity."""
+"""`infsim calibrate`: options only; the work is in experiments.calibrate and experiments.fidelity."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -22,9 +21,6 @@ def calibrate(
     ] = False,
 ) -> None:
     """Fit measured operators to a profile pack, and say how well it holds."""
-    os.environ.setdefault(
-        "OPENBLAS_NUM_THREADS", "1"
-    )  # before numpy comes: on matrices this small, threads only contend
     from experiments.calibrate import calibrate as run
 
     for line in run(sources, out, gpu, report):

@@ -38,6 +38,36 @@ class Domain:
         return Basis.INTERPOLATED
 
 
+@dataclass(frozen=True, slots=True)
+class Along:
+    """A domain seen along one argument, the others fixed: quick to ask again and again."""
+
+    low: float
+    high: float
+    points: frozenset[float]
+    at_points: Basis
+    inside: Basis
+
+    def basis(self, x: float) -> Basis:
+        if not self.low <= x <= self.high:
+            return Basis.EXTRAPOLATED
+        return self.at_points if x in self.points else self.inside
+
+
+EVERYWHERE_ANALYTIC = Along(float("-inf"), float("inf"), frozenset(), Basis.ANALYTIC, Basis.ANALYTIC)
+
+
+def basis_along(domain: Domain | None, name: str, **fixed: float) -> Along:
+    """A law's basis along the argument `name`; analytic everywhere where it was never measured."""
+    if domain is None:
+        return EVERYWHERE_ANALYTIC
+    low, high = domain.ranges[name]
+    points = frozenset(domain.points.get(name, ()))
+    at_points = domain.basis(**fixed, **{name: min(points, default=low)})
+    inside = Basis.INTERPOLATED if at_points == Basis.MEASURED else at_points
+    return Along(low, high, points, at_points, inside)
+
+
 def basis_in(domain: Domain | None, **at: float) -> Basis:
     """Analytic where a law was never measured."""
     return domain.basis(**at) if domain else Basis.ANALYTIC

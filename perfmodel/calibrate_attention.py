@@ -20,8 +20,9 @@ SHORTEST_DECODE = (
 LONG_TOKENS = 8192
 SHORTEST_PREFILL = 128
 KERNELS = ((1.5, 20.0), (14.0, 1.2))  # (least rows, streams of a unit): splits by work units, or to a number of streams
-LEAST_ROWS = 50
+LEAST_ROWS = 20
 MOST_ROWS = 2_500  # of a fit; more are thinned out evenly
+MOST_EXPONENT = 8.0
 MOST_LOSS = 9.0  # e^-9 of the bandwidth: keeps a fit's excursions finite
 
 
@@ -29,7 +30,7 @@ MOST_LOSS = 9.0  # e^-9 of the bandwidth: keeps a fit's excursions finite
 class AttentionRows:
     """Measured batches: `rows` sequences of `tokens` queries each behind `prefix_tokens`; context counts both. Seconds a layer.
 
-    Decode: tokens = 1. K and V are 16-bit.
+    Decode: tokens = 1.
     """
 
     rows: Floats
@@ -38,6 +39,7 @@ class AttentionRows:
     heads: Floats
     kv_heads: Floats
     time_s: Floats
+    dtype_bytes: int = 2
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -49,7 +51,7 @@ class AttentionRows:
     def pick(self, keep: NDArray[Any]) -> "AttentionRows":
         """Some of the rows: a mask or indices."""
         names = ("rows", "tokens", "prefix_tokens", "heads", "kv_heads", "time_s")
-        return AttentionRows(*(getattr(self, name)[keep] for name in names))
+        return replace(self, **{name: getattr(self, name)[keep] for name in names})
 
     def domain(self, *names: str) -> Domain:
         """Ranges and measured values of some columns."""
@@ -83,7 +85,7 @@ def fit_kernel(rows: AttentionRows, design: "DecodeDesign") -> DecodeLaw:
 
 def decode_s(law: DecodeLaw, rows: AttentionRows) -> Floats:
     """What a law says of the rows, a whole batch each."""
-    floor_s, base_s, s_per_token = law.affine(rows.rows, rows.heads, rows.kv_heads, HEAD_DIM, 2)
+    floor_s, base_s, s_per_token = law.affine(rows.rows, rows.heads, rows.kv_heads, HEAD_DIM, rows.dtype_bytes)
     times: Floats = np.maximum(floor_s, base_s + s_per_token * rows.rows * rows.context_tokens)
     return times
 
@@ -93,6 +95,7 @@ class DecodeDesign:
 
     def __init__(self, rows: AttentionRows, gpu: GpuSpec, min_rows: float, grouped_streams: float) -> None:
         self.gpu, self.domain = gpu, rows.domain("rows", "heads", "kv_heads", "context_tokens")
+        self.dtype_bytes = rows.dtype_bytes
         step_s = np.diff((0.0, *UNITS)) * 0.03e-6
         self.prior = Prior.of(
             floor_s=(np.maximum(step_s, [10e-6] + [0.1e-6] * 8).tolist(), 1.0),
@@ -132,6 +135,7 @@ class DecodeDesign:
             min_rows=one(values, "min_rows"),
             grouped_min_rows=one(values, "grouped_min_rows"),
             grouped_streams=one(values, "grouped_streams"),
+            kv_dtype_bytes=self.dtype_bytes,
             domain=self.domain,
             **{name: one(values, name) for name in single},
         )
@@ -144,7 +148,7 @@ def fit_prefill(rows: AttentionRows, gpu: GpuSpec) -> tuple[PrefillLaw, FitError
         raise InputError(
             f"prefill_attention: {len(rows)} rows of {SHORTEST_PREFILL} tokens or more (allowed: {LEAST_ROWS})"
         )
-    peak = gpu.flops_per_s(2)
+    peak = gpu.flops_per_s(rows.dtype_bytes)
     prior = Prior.of(
         floor_s=(11e-6, 0.5),
         flops_frac=(0.6, 0.3),
@@ -157,8 +161,19 @@ def fit_prefill(rows: AttentionRows, gpu: GpuSpec) -> tuple[PrefillLaw, FitError
     )
 
     def law_of(values: Floats) -> PrefillLaw:
-        floor_s, flops_frac, *others = values.tolist()
-        return PrefillLaw(floor_s, min(1.0, flops_frac) * peak, peak, gpu.memory_bytes_per_s, *others)
+        named = dict(zip(prior.names, values.tolist(), strict=True))
+        return PrefillLaw(
+            floor_s=named["floor_s"],
+            flops_per_s=min(1.0, named["flops_frac"]) * peak,
+            peak_flops_per_s=peak,
+            peak_bytes_per_s=gpu.memory_bytes_per_s,
+            head_token_s=named["head_token_s"],
+            kv_token_s=named["kv_token_s"],
+            tile_s=named["tile_s"],
+            walk_s=named["walk_s"],
+            mixing=min(named["mixing"], MOST_EXPONENT),
+            kv_exponent=min(named["kv_exponent"], MOST_EXPONENT),
+        )
 
     values = fit(prior, lambda values: prefill_s(law_of(values), rows), rows.time_s)
     law = replace(law_of(values), domain=rows.domain("tokens", "prefix_tokens", "heads", "kv_heads"))
@@ -168,6 +183,6 @@ def fit_prefill(rows: AttentionRows, gpu: GpuSpec) -> tuple[PrefillLaw, FitError
 def prefill_s(law: PrefillLaw, rows: AttentionRows) -> Floats:
     """What a law says of the rows."""
     pairs = rows.tokens * rows.prefix_tokens + rows.tokens * (rows.tokens + 1) / 2
-    shape = Heads(rows.heads, rows.kv_heads, HEAD_DIM, 2)  # type: ignore[arg-type]  # arrays in place of numbers
+    shape = Heads(rows.heads, rows.kv_heads, HEAD_DIM, rows.dtype_bytes)  # type: ignore[arg-type]  # arrays in place of numbers
     times: Floats = np.maximum.reduce(law.estimates_s(rows.rows, rows.tokens, rows.context_tokens, pairs, shape))
     return times

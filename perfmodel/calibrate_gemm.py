@@ -15,7 +15,7 @@ from perfmodel.specs import GpuSpec
 # Tiles of the output that cuBLAS's kernels use, and how far k is split. Which of them a GPU favours is left to the fit.
 TILES = ((16, 64), (32, 64), (64, 64), (64, 128), (96, 128), (128, 128), (128, 192), (128, 256))
 SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
-LEAST_ROWS = 60
+LEAST_ROWS = 20
 MOST_ROWS = 6_000  # more are thinned out evenly: the fit gains nothing from them
 
 

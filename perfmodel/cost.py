@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perfmodel import operators
-from perfmodel.basis import Basis, worst
+from perfmodel.basis import Along, Basis, worst
 from perfmodel.collectives import all_reduce_basis, all_reduce_s, hop_s
 from perfmodel.curves import Curves
 from perfmodel.errors import InputError, unknown
@@ -66,6 +66,7 @@ class CostModel:
         self._heads_s: dict[int, float] = {}
         self._decode: dict[int, tuple[float, float, float]] = {}
         self._basis: dict[int, Basis] = {}
+        self._decode_known: dict[int, Along] = {}
 
     # --- terms that do not depend on context -----------------------------------------------------------------
 
@@ -221,7 +222,10 @@ class CostModel:
         return worst(products, self.times.streams_basis(micro))
 
     def decode_basis(self, rows: int, context_tokens: int) -> Basis:
-        return self._decode_law.basis(rows, self.heads, context_tokens / max(1, rows))
+        known = self._decode_known.get(rows)
+        if known is None:
+            known = self._decode_known[rows] = self._decode_law.basis_along_context(rows, self.heads)
+        return known.basis(context_tokens / max(1, rows))
 
     def prefill_basis(self, tokens: int, prefix_tokens: int) -> Basis:
         return self.curves.prefill.basis(tokens, prefix_tokens, self.heads)

@@ -1,12 +1,12 @@
 """Attention of one layer on one rank: decode rows over their KV, and a chunk of a prompt over its prefix and itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.basis import Basis, Domain, basis_in
+from perfmodel.basis import Along, Basis, Domain, basis_along, basis_in
 
 Floats = NDArray[np.float64]
 Numbers = Any  # a number, or an array of them
@@ -61,6 +61,7 @@ class DecodeLaw:
     min_rows: float = 1.0
     grouped_min_rows: float = 1.0
     grouped_streams: float = 1.0  # streams of a work unit when heads are grouped
+    kv_dtype_bytes: int = 2  # as measured
     domain: Domain | None = None
 
     def terms(self, rows: int, shape: Heads) -> DecodeTerms:
@@ -86,13 +87,12 @@ class DecodeLaw:
             s_per_token,
         )
 
-    def basis(self, rows: int, shape: Heads, context_tokens: float) -> Basis:
-        """`context_tokens`: mean context of the rows."""
-        if self.domain and (shape.head_dim != HEAD_DIM or shape.kv_dtype_bytes != 2):
-            return Basis.EXTRAPOLATED
-        return basis_in(
-            self.domain, rows=rows, heads=shape.heads, kv_heads=shape.kv_heads, context_tokens=context_tokens
-        )
+    def basis_along_context(self, rows: int, shape: Heads) -> Along:
+        """How a batch of `rows` is known, by the mean context of its rows."""
+        along = basis_along(self.domain, "context_tokens", rows=rows, heads=shape.heads, kv_heads=shape.kv_heads)
+        if self.domain and (shape.head_dim != HEAD_DIM or shape.kv_dtype_bytes != self.kv_dtype_bytes):
+            return replace(along, at_points=Basis.EXTRAPOLATED, inside=Basis.EXTRAPOLATED)
+        return along
 
 
 @dataclass(frozen=True)
