@@ -36,6 +36,7 @@ from perfmodel.messages import (
     RecordMove,
     RefuseRead,
     Request,
+    RequestAborted,
     RequestArrived,
     RequestOutcome,
     Send,
@@ -119,7 +120,8 @@ class Simulation:
             self._settle(machine)
             if isinstance(event, MessageReceived) and isinstance(event.message, SubmitRequest):
                 req_id = event.message.request.req_id
-                self.executors[machine].left[req_id] = int(self.workload.output_tokens[req_id])
+                if self.machines.rmanagers[machine].find(req_id) is None:
+                    self.executors[machine].accept(req_id, int(self.workload.output_tokens[req_id]))
         self._handle(machine, event)
 
     def _settle(self, instance: int) -> None:
@@ -196,7 +198,9 @@ class Simulation:
         if machine >= 0:
             self._settle(machine)
         due_s = self.machines[machine].next_deadline_s()
-        if due_s <= self._local_s(machine) + CLOCK_TICK_S:  # rounding must not make a timer fire before its time, for ever
+        if (
+            due_s <= self._local_s(machine) + CLOCK_TICK_S
+        ):  # rounding must not make a timer fire before its time, for ever
             self._handle(machine, TimerFired(), due_s)
         self._arm(machine)
 
@@ -253,9 +257,7 @@ class Simulation:
             self._schedule_end(instance)
 
     # ---- reads ---------------------------------------------------------------------------------------------------------------
-    def _open_reads(
-        self, debtor: int, reads: Sequence[tuple[LoanId, int]]
-    ) -> tuple[tuple[LoanId, ...], bool]:
+    def _open_reads(self, debtor: int, reads: Sequence[tuple[LoanId, int]]) -> tuple[tuple[LoanId, ...], bool]:
         """Post the queries of a step at its creditors; reads that go on unchanged stay open.
 
         Returns the loans that are not served, and whether a peer is silent because it has just been lost.
@@ -470,11 +472,16 @@ class Simulation:
         if self.workload.users is None and req_id + 1 < len(self.workload):
             self._schedule_arrival(req_id + 1, self._arrival_s[req_id + 1])
         self._deliver(DISPATCHER, RequestArrived(Request(req_id, int(self.workload.input_tokens[req_id]))))
+        if self.workload.patience_s is not None and self.workload.patience_s[req_id] < INF:
+            leave = partial(self._deliver, DISPATCHER, RequestAborted(req_id))
+            self._at(self.env.now + float(self.workload.patience_s[req_id]), Kind.ARRIVAL, DISPATCHER, leave)
 
     def _note_end(self, outcome: RequestOutcome) -> None:
         req_id = outcome.req_id
         asked = int(self.workload.output_tokens[req_id])
-        assert outcome.status != "finished" or outcome.output_tokens == asked, f"{outcome} has not the {asked} asked for"
+        assert outcome.status != "finished" or outcome.output_tokens == asked, (
+            f"{outcome} has not the {asked} asked for"
+        )
         if outcome.instance is not None and self.chaos.params.drift_frac:
             outcome = _on_true_time(outcome, self.chaos.clock_rate(outcome.instance))
         self.collector.add_request(outcome, self._arrival_s[req_id], int(self.workload.input_tokens[req_id]), asked)

@@ -27,10 +27,16 @@ class Executor:
         self._finished = False
         self._shape: tuple[object, ...] = ()
 
+    def accept(self, req_id: int, output_tokens: int) -> None:
+        """A new attempt comes here; what an earlier one had still to give does not count."""
+        self.left[req_id] = output_tokens
+        self._finish_at.pop(req_id, None)
+
     # ---- a step --------------------------------------------------------------------------------------------------------------
     def start(self, step: StartIterations, now_s: float, around: Surroundings) -> None:
         for req_id in step.left:
-            self.left[req_id] = self._finish_at.pop(req_id) - self._counter
+            if req_id in self._finish_at:
+                self.left[req_id] = self._finish_at.pop(req_id) - self._counter
         for req_id in step.joined:
             self._finish_at[req_id] = self._counter + self.left[req_id]
             heappush(self._finishes, (self._finish_at[req_id], req_id))

@@ -115,15 +115,13 @@ class BlockPool:
 
     def check_invariants(self) -> None:
         """Conservation: every block is counted once, and nothing pinned is free."""
-        counts = [0] * len(Owner)
-        for owner in self._owner:
-            counts[owner] += 1
+        counts = [self._owner.count(owner) for owner in Owner]
         assert counts == [self.free, self.local, self.reserved, self.lent, self.draining], (
             f"blocks {counts} against counters {[self.free, self.local, self.reserved, self.lent, self.draining]}"
         )
         assert sum(counts) == self.total
         assert len(set(self._free)) == self.free, "a block is twice in the free list"
-        assert all(self._owner[block] == Owner.FREE for block in self._free)
+        assert not any(map(self._owner.__getitem__, self._free)), "a block in the free list is not free"
         assert all(self._owner[block] != Owner.FREE for block in self._pins), "a pinned block is free"
 
     def _take(self, num_blocks: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.batching import NO_BLOCK, Row
 from perfmodel.debtor import Change, Debtor
-from perfmodel.loan import Cause, DebtorLoan
+from perfmodel.loan import Cause, DebtorLoan, State
 from perfmodel.messages import (
     Address,
     Chunk,
@@ -122,7 +122,7 @@ class Borrower:
         """len(movable_positions(row)), without looking at each."""
         sealed = self.owner.batcher.kv_tokens(row) // self.owner.limits.batch.block_tokens
         loans = self.debtor.by_request.get(row.req_id, ())
-        return max(0, sealed - sum(max(loan.committed, loan.target) for loan in loans))
+        return max(0, sealed - sum(loan.target for loan in loans))
 
     def _make_room(self, row: Row, num_remote: int) -> bool:
         """Take a waiting prompt's local blocks; its first `num_remote` ones will be elsewhere. False where there is no room."""
@@ -276,7 +276,7 @@ class Borrower:
 
     def move_back(self, loan: DebtorLoan) -> bool:
         """Take a whole loan back, to where it is no longer waited for."""
-        if loan.fetch or loan.committed != loan.num_blocks:
+        if loan.fetch or loan.state != State.HELD:
             return False
         return self._fetch(loan, 0)
 
@@ -360,8 +360,8 @@ class Borrower:
         """(loan, num_blocks) that the next step reads."""
         batcher = self.owner.batcher
         rows = [r for r in self.debtor.by_request if (decode and r in batcher.decoding) or r in chunk_ids]
-        loans = [loan for req_id in rows for loan in self.debtor.by_request[req_id] if loan.committed]
-        return {loan.id: loan.committed for loan in loans}
+        loans = [loan for req_id in rows for loan in self.debtor.by_request[req_id] if loan.readable]
+        return {loan.id: loan.readable for loan in loans}
 
     def remote_reads(self) -> tuple[RemoteRead, ...]:
         """What the decode batch reads elsewhere, by creditor."""
@@ -369,10 +369,10 @@ class Borrower:
         for req_id, loans in self.debtor.by_request.items():
             if req_id not in self.owner.batcher.decoding:
                 continue
-            for creditor in dict.fromkeys(loan.id.creditor for loan in loans if loan.committed):
+            for creditor in dict.fromkeys(loan.id.creditor for loan in loans if loan.readable):
                 entry = sums.setdefault(creditor, [0, 0])
                 entry[0] += 1
-                entry[1] += sum(loan.committed for loan in loans if loan.id.creditor == creditor)
+                entry[1] += sum(loan.readable for loan in loans if loan.id.creditor == creditor)
         size = self.owner.limits.batch.block_tokens
         return tuple(RemoteRead(creditor, rows, blocks * size) for creditor, (rows, blocks) in sorted(sums.items()))
 
@@ -380,10 +380,10 @@ class Borrower:
         """What the queries of prompt chunks read elsewhere: `rows` are query tokens."""
         size = self.owner.limits.batch.block_tokens
         return tuple(
-            RemoteRead(loan.id.creditor, chunk.tokens, loan.committed * size)
+            RemoteRead(loan.id.creditor, chunk.tokens, loan.readable * size)
             for chunk in chunks
             for loan in self.debtor.by_request.get(chunk.req_id, ())
-            if loan.committed
+            if loan.readable
         )
 
     def in_use(self, loan: DebtorLoan) -> int:

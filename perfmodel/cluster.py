@@ -83,6 +83,7 @@ class Workload:
     arrival_s, input_tokens, output_tokens: arrays of one length. With `users`, arrivals are closed-loop: each user sends its
     next request `think_s[req_id]` after its last one ended, and `arrival_s` is ignored.
     window_kind: "arrivals" (steady window by arrivals) or "finishes" (closed and saturated workloads).
+    patience_s: how long after its arrival each request's client goes away, if it has not ended (infinite: never).
     """
 
     arrival_s: npt.NDArray[np.float64]
@@ -91,6 +92,7 @@ class Workload:
     users: int | None = None
     think_s: npt.NDArray[np.float64] | None = None
     window_kind: str = "arrivals"
+    patience_s: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.input_tokens)

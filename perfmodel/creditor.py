@@ -190,9 +190,12 @@ class Creditor:
 
     # ---- memory back ---------------------------------------------------------------------------------------------------------
     def reclaim(self, num_blocks: int) -> list[Command]:
-        """Ask debtors to take `num_blocks` blocks back, from the newest loan on; what was asked before counts."""
+        """Ask debtors to take back what is lent beyond all but `num_blocks` blocks, from the newest loan on.
+
+        Capacity loans stay: a whole prompt depends on each.
+        """
         touched = []
-        missing = num_blocks - sum(loan.num_blocks - loan.keep for loan in self.loans.values())
+        missing = num_blocks - (self.pool.total - sum(loan.keep for loan in self.loans.values()))
         for loan in reversed(list(self.loans.values())):
             take = min(missing, loan.keep)
             if take > 0 and not loan.capacity:

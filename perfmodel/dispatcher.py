@@ -22,6 +22,7 @@ from perfmodel.messages import (
     RequestAborted,
     RequestArrived,
     RequestDone,
+    RequestOutcome,
     Send,
     SubmitRequest,
 )
@@ -45,12 +46,13 @@ class DispatchPolicy(Protocol):
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended. instance None: no instance is alive to take it."""
+    """A request that has not ended. instance None: no instance is alive to take it. aborted: its client has gone away."""
 
     request: Request
     sequence: int
     attempt: int = 0
     instance: int | None = None
+    aborted: bool = False
 
 
 class Dispatcher:
@@ -75,14 +77,11 @@ class Dispatcher:
             case MessageReceived(sender, RequestDone() as done):
                 return self._end(sender, done)
             case RequestAborted(req_id):
-                held = self._open.get(req_id)
-                if held is None or held.instance is None:
-                    return []
-                return [Send(held.instance, AbortRequest(req_id, held.attempt))]
+                return self._abort(req_id, now_s)
             case PeerLost(peer):
-                return self._lose(peer)
+                return self._lose(peer, now_s)
             case PeerReturned(peer, incarnation):
-                return self._take_back(peer, incarnation)
+                return self._take_back(peer, incarnation, now_s)
         raise AssertionError(f"the dispatcher does not know {event}")
 
     def next_deadline_s(self) -> float:
@@ -126,7 +125,23 @@ class Dispatcher:
         del self._open[done.outcome.req_id]
         return [Finish(done.outcome)]
 
-    def _lose(self, instance: int) -> list[Command]:
+    def _abort(self, req_id: int, now_s: float) -> list[Command]:
+        """Its instance ends the attempt, unless it is lost before it could: then nobody is to try again."""
+        held = self._open.get(req_id)
+        if held is None:
+            return []
+        held.aborted = True
+        if held.instance is None:
+            return [self._end_aborted(held, now_s)]
+        return [Send(held.instance, AbortRequest(req_id, held.attempt))]
+
+    def _end_aborted(self, held: _Open, now_s: float) -> Command:
+        req_id = held.request.req_id
+        del self._open[req_id]
+        reason = "aborted by the client"
+        return Finish(RequestOutcome(req_id, "aborted", reason, None, 0, now_s, None, None, finish_s=now_s))
+
+    def _lose(self, instance: int, now_s: float) -> list[Command]:
         if instance in self._lost:
             return []
         moved = [held for held in self._open.values() if held.instance == instance]
@@ -134,12 +149,13 @@ class Dispatcher:
         self._sent[instance] = 0
         self._unreported[instance].clear()
         self.view.load_blocks[instance] = float("inf")
-        return [command for held in moved for command in self._dispatch(held)]
+        ended = [self._end_aborted(held, now_s) for held in moved if held.aborted]
+        return ended + [command for held in moved if not held.aborted for command in self._dispatch(held)]
 
-    def _take_back(self, instance: int, incarnation: int) -> list[Command]:
+    def _take_back(self, instance: int, incarnation: int, now_s: float) -> list[Command]:
         if instance not in self._lost and incarnation == self._incarnations[instance]:
             return []
-        resent = self._lose(instance)  # nothing to do where its loss was noticed
+        resent = self._lose(instance, now_s)  # nothing to do where its loss was noticed
         self._incarnations[instance] = incarnation
         stale = self._lost.pop(instance)
         self.view.load_blocks[instance] = 0.0

@@ -75,6 +75,7 @@ class GManager:
         self._granting: tuple[OrderId, int, float] | None = (
             None  # the capacity order in flight: id, request, forgotten at
         )
+        self._needs_since_s: dict[int, float] = {}  # request → since when its need is known
         self._settled_at_s = now_s + DEAD_AFTER_HEARTBEATS * params.heartbeat_s
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
@@ -123,7 +124,8 @@ class GManager:
             complete,
         )
         self._note_outcomes(heartbeat)
-        commands: list[Command] = [Send(sender, self._reply(heartbeat, resync=not complete))]
+        self._note_needs(now_s)
+        commands: list[Command] = [Send(sender, self._reply(heartbeat, now_s, resync=not complete))]
         if heartbeat.needs and self._knows_all(now_s):
             commands += self._plan_capacity(now_s)
         return commands
@@ -132,13 +134,22 @@ class GManager:
         if self._granting is not None and any(order == self._granting[0] for order, _ in heartbeat.outcomes):
             self._granting = None
 
-    def _reply(self, heartbeat: Heartbeat, resync: bool) -> HeartbeatReply:
-        incarnations = tuple((i, known.incarnation) for i, known in sorted(self.instances.items()))
-        return HeartbeatReply(self.incarnation, heartbeat.seq, incarnations, resync, self._barrier())
+    def _note_needs(self, now_s: float) -> None:
+        open_ids = [need.req_id for known in self.instances.values() for need in known.needs]
+        self._needs_since_s = {req_id: self._needs_since_s.get(req_id, now_s) for req_id in open_ids}
 
-    def _barrier(self) -> int | None:
-        """Sequence of the oldest unmet capacity need: nobody behind it is admitted anywhere."""
-        return min((need.sequence for known in self.instances.values() for need in known.needs), default=None)
+    def _is_pressing(self, need: Need, now_s: float) -> bool:
+        """A need that has waited for a lease: until then it gets the room that comes free anyway."""
+        return now_s - self._needs_since_s.get(need.req_id, now_s) >= self.params.lease_s
+
+    def _reply(self, heartbeat: Heartbeat, now_s: float, resync: bool) -> HeartbeatReply:
+        incarnations = tuple((i, known.incarnation) for i, known in sorted(self.instances.items()))
+        return HeartbeatReply(self.incarnation, heartbeat.seq, incarnations, resync, self._barrier(now_s))
+
+    def _barrier(self, now_s: float) -> int | None:
+        """Sequence of the oldest pressing need: nobody behind it is admitted anywhere."""
+        needs = [need for known in self.instances.values() for need in known.needs]
+        return min((need.sequence for need in needs if self._is_pressing(need, now_s)), default=None)
 
     # ---- planning ------------------------------------------------------------------------------------------------------------
     def _plan(self, now_s: float) -> list[Command]:
@@ -194,7 +205,7 @@ class GManager:
         need, debtor = min(needs, key=lambda n: n[0].sequence)
         parts = self._parts(need, debtor)
         if parts is None:
-            return self._make_room(need, debtor)
+            return self._make_room(need) if self._is_pressing(need, now_s) else []
         command = self._send_order(debtor, need.req_id, parts, "capacity")
         for creditor, _, count in parts:  # promised, until its next heartbeat says more
             known = self.instances[creditor]
@@ -218,7 +229,7 @@ class GManager:
                 missing -= take
         return tuple(parts) if missing <= 0 or (need.grows and parts) else None
 
-    def _make_room(self, need: Need, debtor: int) -> list[Command]:
+    def _make_room(self, need: Need) -> list[Command]:
         """An unmet need older than the youngest admitted request: preempt that one."""
         youngest = [(*known.youngest, i) for i, known in self.instances.items() if known.youngest is not None]
         if not youngest:

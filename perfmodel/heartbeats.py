@@ -21,6 +21,7 @@ from perfmodel.view import Load, Movable, RemoteRead, SchedulerParams
 if TYPE_CHECKING:
     from perfmodel.rmanager import RManager
 
+MIN_GAP = 0.05  # of a period between two heartbeats
 LONGEST = 4  # requests whose length a heartbeat tells; more than that do not move within a period
 WAITING = 64  # waiting prompts that a heartbeat lists
 GROWTH_BLOCKS = 64  # blocks asked for when a request cannot grow
@@ -36,10 +37,14 @@ class Reporter:
         self.params = params
         self.due_s = now_s + params.heartbeat_s / 2
         self._seq = 0
+        self._reported_s = now_s
         self._full = True
         self._sent: dict[int, tuple[float, dict[tuple[int, int], RequestPlacementEntry]]] = {}
         self._answered: dict[tuple[int, int], RequestPlacementEntry] = {}
         self._outcomes: dict[int, tuple[tuple[OrderId, str], ...]] = {}
+        self._capacity_order: OrderId | None = (
+            None  # the last one that was being granted; its outcome is not kept waiting
+        )
         self._urgent_for: int | None = None  # the needy request that a heartbeat was hurried for
         self._waited_s = 0.0
         self._since_s = now_s
@@ -51,6 +56,7 @@ class Reporter:
     def report(self, now_s: float) -> None:
         """Send a heartbeat and set the time of the next."""
         self.due_s = now_s + self.params.heartbeat_s
+        self._reported_s = now_s
         self._seq += 1
         entries = self._entries()
         self._sent[self._seq] = (now_s, entries)
@@ -88,14 +94,18 @@ class Reporter:
             self.owner.replan()
 
     def hurry(self, now_s: float) -> None:
-        """A waiting request needs blocks: tell it now, once per request."""
+        """A waiting request needs blocks: tell it now, once per request: one that is refused tries again a period later."""
         needy = next((need.req_id for need in self.needs()), None)
         waiting = self.owner.batcher.waiting
         if needy is None and waiting and self.owner.step is not None:
             needy = waiting[0].req_id
-        if needy is not None and needy != self._urgent_for:
-            self.due_s = now_s
-        self._urgent_for = needy
+        granted = any(order == self._capacity_order for order, _ in self.owner.borrower.outcomes)
+        self._capacity_order = self.owner.borrower.open_order or self._capacity_order
+        if not granted and (needy is None or needy == self._urgent_for):
+            return
+        earliest_s = self._reported_s + MIN_GAP * self.params.heartbeat_s
+        self.due_s = min(self.due_s, max(now_s, earliest_s))
+        self._urgent_for = needy or self._urgent_for
 
     # ---- content -------------------------------------------------------------------------------------------------------------
     def load(self) -> Load:
@@ -129,9 +139,8 @@ class Reporter:
     def needs(self) -> list[Need]:
         """Requests that want blocks elsewhere, oldest first: a prompt larger than the instance, a row that cannot grow."""
         owner = self.owner
-        waiting = owner.batcher.waiting
         needs = [self._growth(row) for row in owner.borrower.suspended.values()]
-        first = waiting[0] if waiting else None
+        first = owner.batcher.waiting[0] if owner.batcher.waiting else None
         if first is not None and first.blocks_needed > owner.pool.total:
             idle = not owner.batcher.decoding and not owner.batcher.prefilling
             share = owner.pool.free - (0 if idle else owner.limits.batch.headroom_blocks)

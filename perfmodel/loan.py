@@ -107,6 +107,11 @@ class DebtorLoan:
         return self.target - self.committed
 
     @property
+    def readable(self) -> int:
+        """Positions that the request's next iteration reads there: none of a loan that is closing."""
+        return min(self.committed, self.target)
+
+    @property
     def state(self) -> State:
         if self.target < self.num_blocks:
             return State.CLOSING

@@ -218,7 +218,7 @@ class RManager:
 
     def _submit(self, message: SubmitRequest, now_s: float) -> None:
         self._received += 1
-        running = self._find(message.request.req_id)
+        running = self.find(message.request.req_id)
         if running is not None:
             running.attempt = message.attempt  # thought to be lost, it was here all the time
             if self.leaving.get(running.req_id) == "aborted":
@@ -243,13 +243,13 @@ class RManager:
             else f"one request can have {largest} of the pool"
         )
 
-    def _find(self, req_id: int) -> Row | None:
+    def find(self, req_id: int) -> Row | None:
         """The request's row, whatever it is doing."""
         waiting = next((row for row in self.batcher.waiting if row.req_id == req_id), None)
         return waiting or next((row for row in self.rows_with_blocks() if row.req_id == req_id), None)
 
     def _abort(self, abort: AbortRequest, now_s: float) -> None:
-        row = self._find(abort.req_id)
+        row = self.find(abort.req_id)
         if row is None or row.attempt != abort.attempt:
             return
         if self.running(abort.req_id) is not None:
@@ -482,21 +482,24 @@ class RManager:
 
     # ---- memory lent ---------------------------------------------------------------------------------------------------------
     def _note_blocked(self, now_s: float) -> None:
-        """Remember since when the first waiting request has not fitted."""
-        if not self.batcher.waiting or not self.pool.lent + self.pool.reserved:
+        """Remember since when the first waiting request would not fit even if all that runs here had ended."""
+        waiting, lent = self.batcher.waiting, self.pool.lent + self.pool.reserved
+        if not waiting or not lent or waiting[0].blocks_needed <= self.pool.total - lent:
             self._blocked_since_s = INF
         elif self._blocked_since_s == INF:
             self._blocked_since_s = now_s
 
     def _reclaim_at_s(self) -> float:
-        return self._blocked_since_s + self.creditor.params.lease_s
+        return self._blocked_since_s + self.creditor.params.period_s
 
     def _reclaim(self, now_s: float) -> None:
-        """The first waiting request has not fitted for a lease: ask for what it lacks of the blocks that are lent."""
+        """Lent blocks have stood in the way of the first waiting request for a period: ask for what it lacks of them.
+
+        Only then: a debtor without room at home has to start again, which costs more than waiting for what runs here.
+        """
         self._blocked_since_s = now_s
         if self.batcher.waiting:
-            lacking = self.batcher.waiting[0].blocks_needed + self.limits.batch.headroom_blocks - self.pool.free
-            self.commands += self.creditor.reclaim(lacking)
+            self.commands += self.creditor.reclaim(self.batcher.waiting[0].blocks_needed)
 
     # ---- endings -------------------------------------------------------------------------------------------------------------
     def load_blocks(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import ceil
 
 from perfmodel.view import ClusterView, Load, Movable, Move, RemoteRead, read_of
 
@@ -21,6 +22,14 @@ class Draft:
         load = self.loads[instance]
         cap = int(self._view.params.lent_cap_frac * load.total_blocks) - load.lent_blocks
         return max(0, min(free_room(load), cap, self.spare_blocks))
+
+    def pace_blocks(self, instance: int) -> int:
+        """Blocks that a debtor can move within a period, less those on their way."""
+        load, params = self.loads[instance], self._view.params
+        if not load.iteration_s:
+            return load.total_blocks
+        tokens = params.period_s / load.iteration_s * params.move_tokens_per_iteration
+        return max(0, ceil(tokens / self._view.block_tokens) - load.pledged_blocks)
 
     def order(self, move: Move) -> None:
         """Take a move up. Its blocks are pledged at the debtor: no longer read there, not free yet."""

@@ -9,6 +9,8 @@ What the paper leaves open, and our choice:
 - block_max: blocks of r, the creditor's room (free less headroom, lent cap, what a capacity order keeps), and the cap that
   keeps the remote work hidden. A creditor that can take no block is passed over; the first whose best k is 0 ends the debtor's
   turn;
+- nothing is ordered that is not moved within a period at the pace of `move_tokens_per_iteration`: until a move has committed
+  its blocks are held at both ends;
 - after an order the view is updated and the creditor sorted in anew. It is asked once by each debtor.
 """
 
@@ -49,7 +51,7 @@ def lend(debtor: int, queue: Queue, draft: Draft, pricer: Pricer, threshold: flo
     """A debtor's turn: order moves of its longest request, from the least used creditor on, while they gain."""
     request = _longest(draft.loads[debtor])
     assert request is not None, "debtors have blocks to move, and nobody else moves them"
-    left, position, spare_s = request.movable_blocks, 0, pricer.spare_s(debtor)
+    left, position, spare_s = min(request.movable_blocks, draft.pace_blocks(debtor)), 0, pricer.spare_s(debtor)
     asked = {debtor}
     while left and position < len(queue):
         creditor = queue[position][1]

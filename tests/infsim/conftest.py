@@ -1,5 +1,8 @@
 """Small clusters and workloads for tests of the simulator."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,8 @@ from experiments.packs import cost_model
 from perfmodel.cluster import ClusterSpec, Workload
 from perfmodel.policies import BATCHING, DISPATCH
 from perfmodel.specs import InstanceSpec
+
+sys.path.insert(0, str(Path(__file__).parent))  # `shadow` and `chaoscase`, shared by the tests of this folder
 
 
 def _cluster(num_instances=2, num_blocks=100, model="llama2-7b", tensor_parallel=1, **options):
