@@ -13,7 +13,7 @@ import torch
 from infreal.kernels.parallel import run_all
 from infreal.kernels.partial import Partial
 
-SEGMENT_TOKENS = 1024  # scores of a segment stay in the L2 cache; longer ones gain nothing (measured: 512 to 2,048)
+SEGMENT_TOKENS = 2048  # the scores of a segment (256 KB for 32 heads) stay in the L2 cache; measured: 256 to 2,048
 MIN_TILE_BYTES = 48 * 1024  # below this a copy into one matrix costs less than one more call per tile (about 4 µs)
 MIN_PART_BYTES = 2 << 20  # of K or V: about 0.2 ms of reading, several times what a task costs to hand over
 PREFILL_SEGMENT_TOKENS = 512
@@ -84,20 +84,22 @@ def _segments(
 def _add_segments(
     state: Partial, queries: torch.Tensor, kv: torch.Tensor, segments: Iterable[tuple[torch.Tensor, int]]
 ) -> None:
-    """queries `[kv_heads, group, head_dim]`, scaled; the state is of the same shape. Grad modes belong to a thread."""
+    """queries `[kv_heads, group, head_dim]`, scaled; the state is of the same shape. Grad modes belong to a thread.
+
+    The scores of a segment, `[tiles, kv_heads, group, tokens of a tile]`, are the same memory for all segments alike.
+    """
+    scores, tile_scores = queries.new_empty(0), ()
     for ids, num_tokens in segments:
-        _add_segment(state, queries, kv, ids, num_tokens)
-
-
-def _add_segment(state: Partial, queries: torch.Tensor, kv: torch.Tensor, ids: torch.Tensor, num_tokens: int) -> None:
-    keys = _tiles(kv[:, KEYS], ids, num_tokens, TOKENS_LAST)
-    scores = queries.new_empty((len(keys), *queries.shape[:2], keys[0].shape[-1]))
-    for tile_scores, tile in zip(scores.unbind(0), keys, strict=True):
-        torch.bmm(queries, tile, out=tile_scores)
-    _to_weights(scores, state)
-    values = _tiles(kv[:, VALUES], ids, num_tokens, TOKENS_FIRST)
-    for weights, tile in zip(scores.unbind(0), values, strict=True):
-        state.acc.baddbmm_(weights, tile)
+        keys = _tiles(kv[:, KEYS], ids, num_tokens, TOKENS_LAST)
+        shape = (len(keys), *queries.shape[:2], keys[0].shape[-1])
+        if scores.shape != shape:
+            scores = queries.new_empty(shape)
+            tile_scores = scores.unbind(0)
+        for out, tile in zip(tile_scores, keys, strict=True):
+            torch.bmm(queries, tile, out=out)
+        _to_weights(scores, state)
+        for weights, tile in zip(tile_scores, _tiles(kv[:, VALUES], ids, num_tokens, TOKENS_FIRST), strict=True):
+            state.acc.baddbmm_(weights, tile)
 
 
 def _tiles(side: torch.Tensor, ids: torch.Tensor, num_tokens: int, token_axis: int) -> tuple[torch.Tensor, ...]:

@@ -102,6 +102,7 @@ def test_the_torch_twin_reads_blocks_in_place_where_that_pays():
     assert tiles(keys, run.flip(0)) == [(True, (8, 16, 128))] * 20
     assert tiles(keys, run, 319) == [(False, (8, 319, 128))]
     assert tiles(keys[..., :1, :], run) == [(False, (1, 320, 128))]
+    assert tiles(keys[..., :4, :], torch.arange(20, 50), 480) == [(True, (4, 30, 128))] * 16
     assert tiles(keys.half(), run) == [(False, (8, 320, 128))]
 
 
@@ -208,8 +209,8 @@ def at_the_end_of_its_page(values, dtype):
     return tensor
 
 pool = torch.randn(2, 1, 2, 16, 1, 64)
-table = at_the_end_of_its_page([1, 0], torch.int32).view(1, 2)
-length = at_the_end_of_its_page([17], torch.int32)
+table = at_the_end_of_its_page([1], torch.int32).view(1, 1)  # one block: less than a tile of the kernels
+length = at_the_end_of_its_page([5], torch.int32)
 start = at_the_end_of_its_page([0, 3], torch.int32)
 for backend in ("torch", "triton"):
     options = dict(layer=0, scale=0.1, backend=backend)
