@@ -42,10 +42,10 @@ def calibrate(
         write_pack(pack, out)
         yield f"{out}: {out.stat().st_size:,} bytes, operators {', '.join(pack['operators'])}"
     if report:
-        from experiments import fidelity, plots_fidelity
+        from experiments import fidelity, fidelity_table, plots_fidelity
 
         slices = fidelity.measure(profiles, spec, fitted)
-        yield fidelity.render(slices)
+        yield fidelity_table.render(slices)
         stem = out.with_suffix("") if out else Path(PICTURE)
         yield from (str(path) for path in plots_fidelity.plot(fitted, profiles, slices, stem))
 

@@ -6,7 +6,7 @@ neighbours in the fit. Interpolation and extrapolation are told apart. Errors ar
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,12 +20,7 @@ from perfmodel.curves import STREAMS
 from perfmodel.errors import InputError
 from perfmodel.specs import GpuSpec
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 FIT, INTERPOLATION, EXTRAPOLATION, CROSS = "fit", "interpolation", "extrapolation", "other source"
-TARGETS = {"gemm": 0.08, "decode_attention": 0.05, "prefill_attention": 0.05, "all_reduce": 0.05}  # of held-out slices
-CROSS_TARGET = 0.10
 
 
 @dataclass(frozen=True)
@@ -200,6 +195,13 @@ def cross_layers(fitted: Fitted, profile: Profile) -> Iterator[Slice]:
                 if len(here):
                     rows_are = f"{model}{ranks}, {low}–{high} tokens"
                     yield errors("gemm", rows_are, CROSS, floats(here, "law"), floats(here, "measured"), label(profile))
+    rows = OPERATORS["gemm"].rows(profile.operator("gemm"))
+    for rows_are, mask in (
+        ("single ones under 0.2 ms", rows.time_s < 2e-4),
+        ("single ones over 1 ms", rows.time_s > 1e-3),
+    ):
+        if mask.any():
+            yield slice_of("gemm", rows_are, CROSS, fitted.law, rows.pick(mask), profile)
 
 
 def layer_sums(fitted: Fitted, profile: Profile) -> Iterator[tuple[str, str, pd.DataFrame]]:
@@ -212,36 +214,3 @@ def layer_sums(fitted: Fitted, profile: Profile) -> Iterator[tuple[str, str, pd.
     for (software, tp), group in frame.groupby(["software", "tp"]):
         model = str(software).rpartition(", ")[2]
         yield model, f" TP{tp:.0f}", group.groupby("m")[["measured", "law"]].sum().reset_index()
-
-
-# --- table -------------------------------------------------------------------------------------------------------------
-
-
-def target_of(piece: Slice) -> float | None:
-    """What was aimed at: held-out slices by operator, other sources within 10 % where they are expected to agree."""
-    if piece.kind == CROSS:
-        agrees = "8–128 tokens" in piece.rows_are or "8 rows and more" in piece.rows_are
-        return CROSS_TARGET if agrees else None
-    return TARGETS.get(piece.operator)
-
-
-def render(slices: Sequence[Slice]) -> "Table":
-    """One line a slice."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("operator", "rows", "kind"):
-        table.add_column(name, no_wrap=True)
-    for name in ("number", "MAPE", "median", "p90", "bias", "target"):
-        table.add_column(name, justify="right", no_wrap=True)
-    before = ""
-    for piece in slices:
-        if before and piece.operator != before:
-            table.add_section()
-        target = target_of(piece)
-        aim = f"≤ {target:.0%} {'met' if piece.mape <= target else 'missed'}" if target else ""
-        figures = f"{piece.mape:.1%}", f"{piece.median:.1%}", f"{piece.p90:.1%}", f"{piece.bias:+.1%}"
-        source = f"{piece.kind}: {piece.source.partition(' ')[2]}" if piece.kind in (CROSS, FIT) else piece.kind
-        table.add_row(piece.operator, piece.rows_are, source, f"{piece.rows:,}", *figures, aim)
-        before = piece.operator
-    return table

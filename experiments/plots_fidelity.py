@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from experiments.fidelity import CROSS, FIT, Slice, layer_sums, target_of
+from experiments.fidelity import CROSS, FIT, Slice, layer_sums
+from experiments.fidelity_table import target_of
 from experiments.fitting import OPERATORS, Fitted, Rows
 from experiments.plotstyle import CYCLE, GREY, MARKERS, log_scale, new_figure, save, styled
 from experiments.profile import Profile

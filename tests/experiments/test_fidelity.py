@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.catalogue import load_gpu
-from experiments.fidelity import (
-    CROSS,
-    EXTRAPOLATION,
-    INTERPOLATION,
-    Slice,
-    cross,
-    held_out,
-    in_domain,
-    render,
-    target_of,
-)
+from experiments.fidelity import CROSS, EXTRAPOLATION, INTERPOLATION, Slice, cross, held_out, in_domain
+from experiments.fidelity_table import render, target_of
 from experiments.fitting import OPERATORS, Fitted
 from experiments.importers import read_profile
 from experiments.packs import load_pack, make_law
