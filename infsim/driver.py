@@ -146,7 +146,7 @@ class Simulation:
         if self.collector.num_ended == len(self.workload):
             self._end_if_at_rest()
 
-    def _perform(self, machine: Address, command: Command) -> None:  # noqa: PLR0912
+    def _perform(self, machine: Address, command: Command) -> None:
         match command:
             case StartIterations():
                 self._start_step(machine, command)
@@ -395,8 +395,8 @@ class Simulation:
         for time_s, machine, back_s in params.kill:
             self._at(time_s, Kind.SAMPLE, machine, partial(self._kill, machine))
             if back_s < INF:
-                back_s = max(back_s, time_s + params.detect_s)
-                self._at(back_s, Kind.SAMPLE, machine, partial(self._return, machine))
+                noticed_s = time_s + params.detect_s  # it is not back before its loss is known
+                self._at(max(back_s, noticed_s), Kind.SAMPLE, machine, partial(self._return, machine))
         for time_s, machine in params.accuse:
             self._at(time_s, Kind.SAMPLE, machine, partial(self._tell_all, machine, PeerLost(machine)))
             incarnation = self.machines.rmanagers[machine].incarnation

@@ -14,7 +14,16 @@ from typing import Any, TextIO
 from perfmodel import messages
 from perfmodel.cluster import ClusterSpec, Machines, build_machines
 from perfmodel.errors import InputError
-from perfmodel.messages import Address, Command, Event, Finish, RecordMove, RequestArrived, StartIterations, machine_name
+from perfmodel.messages import (
+    Address,
+    Command,
+    Event,
+    Finish,
+    RecordMove,
+    RequestArrived,
+    StartIterations,
+    machine_name,
+)
 from perfmodel.records import Collector, Counters, RunResult, total
 
 FORMAT = "infsim-events-1"

@@ -52,9 +52,7 @@ class Transfers:
 
     def fetch(self, debtor: int, command: StartFetch, read: int, now_s: float) -> Transfer:
         """The creditor serves a fetch: data flows at once."""
-        transfer = Transfer(
-            command.transfer, command.loan, command.peer, debtor, len(command.blocks), read=read
-        )
+        transfer = Transfer(command.transfer, command.loan, command.peer, debtor, len(command.blocks), read=read)
         self._open[command.transfer] = transfer
         self._flow(transfer, now_s)
         return transfer

@@ -8,6 +8,7 @@ or a thousand, costs O(changes): the rows that join or leave and the blocks that
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Protocol
 
@@ -146,6 +147,7 @@ class Batcher:
         self.counter = 0  # decode iterations done
         self.remote_tokens = 0  # tokens of the decode batch's context that are on other instances
         self.context_tokens = 0  # tokens the decode batch reads in its next iteration, the new ones included
+        self._longest: list[tuple[int, int]] = []  # heap of (−local context less the counter, req_id); may be out of date
         self._grows_at: list[dict[int, Row]] = [{} for _ in range(limits.block_tokens)]
 
     # ---- waiting rows --------------------------------------------------------------------------------------------------------
@@ -290,6 +292,7 @@ class Batcher:
         self.context_tokens += context_tokens + 1
         self.remote_tokens += row.remote_blocks * self.limits.block_tokens
         self._grows_at[self._growth_phase(row)][row.req_id] = row
+        self._note_length(row)
 
     def leave(self, row: Row) -> None:
         """Take a running row out of the batch; its blocks stay with it until the caller releases them."""
@@ -315,6 +318,24 @@ class Batcher:
         row.remote_blocks += num_blocks
         if row.req_id in self.decoding:
             self.remote_tokens += num_blocks * self.limits.block_tokens
+            self._note_length(row)
+
+    def _length(self, row: Row) -> int:
+        """Tokens a decode row reads here in its next iteration, less the counter: it does not change while the row decodes."""
+        return row.joined_tokens + 1 - row.joined_at - row.remote_blocks * self.limits.block_tokens
+
+    def _note_length(self, row: Row) -> None:
+        heappush(self._longest, (-self._length(row), row.req_id))
+
+    def longest_tokens(self) -> int:
+        """Tokens that the longest row of the decode batch reads here in its next iteration."""
+        heap = self._longest
+        while heap:
+            row = self.decoding.get(heap[0][1])
+            if row is not None and -self._length(row) == heap[0][0]:
+                return self.counter - heap[0][0]
+            heappop(heap)
+        return 0
 
     def youngest(self) -> Row:
         """The running row that arrived last: the one to preempt."""
@@ -328,6 +349,8 @@ class Batcher:
         """Rows hold exactly the blocks their tokens need; sums agree with the rows."""
         context = sum(self._context(r) + 1 for r in self.decoding.values())
         assert context == self.context_tokens, f"context {self.context_tokens}, rows sum to {context}"
+        longest = max((self._length(r) + self.counter for r in self.decoding.values()), default=0)
+        assert longest == self.longest_tokens(), f"longest row {self.longest_tokens()}, rows say {longest}"
         remote = sum(r.remote_blocks for r in self.decoding.values()) * self.limits.block_tokens
         assert remote == self.remote_tokens, f"remote context {self.remote_tokens}, rows sum to {remote}"
         assert self.waiting_blocks == sum(r.blocks_needed for r in self.waiting)

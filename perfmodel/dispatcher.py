@@ -15,6 +15,7 @@ from perfmodel.messages import (
     Command,
     Event,
     Finish,
+    LoadReport,
     MessageReceived,
     PeerLost,
     PeerReturned,
@@ -76,6 +77,9 @@ class Dispatcher:
                 return self._dispatch(self._open[request.req_id])
             case MessageReceived(sender, RequestDone() as done):
                 return self._end(sender, done)
+            case MessageReceived(sender, LoadReport() as report):
+                self._note_load(sender, report)
+                return []
             case RequestAborted(req_id):
                 return self._abort(req_id, now_s)
             case PeerLost(peer):
@@ -113,12 +117,15 @@ class Dispatcher:
             )
         return next(i % count for i in range(instance, instance + count) if i % count not in self._lost)
 
-    def _end(self, instance: int, done: RequestDone) -> list[Command]:
+    def _note_load(self, instance: int, report: LoadReport) -> None:
         unreported = self._unreported[instance]
-        while unreported and unreported[0][0] <= done.received:
+        while unreported and unreported[0][0] <= report.received:
             unreported.popleft()
         if instance not in self._lost:
-            self.view.load_blocks[instance] = done.load_blocks + sum(blocks for _, blocks in unreported)
+            self.view.load_blocks[instance] = report.load_blocks + sum(blocks for _, blocks in unreported)
+
+    def _end(self, instance: int, done: RequestDone) -> list[Command]:
+        self._note_load(instance, done.load)
         held = self._open.get(done.outcome.req_id)
         if held is None or held.attempt != done.attempt:
             return []

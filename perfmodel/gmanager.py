@@ -215,19 +215,16 @@ class GManager:
         return [command]
 
     def _parts(self, need: Need, debtor: int) -> tuple[tuple[int, int, int], ...] | None:
-        """Creditors with the most room first, each filled up to its headroom; None where they have not enough together."""
-        rooms = sorted(
-            (-max(0, known.load.free_blocks - known.load.headroom_blocks), i)
+        """The largest rooms first, each up to its headroom; None where they have not enough together."""
+        rooms = {
+            i: max(0, known.load.free_blocks - known.load.headroom_blocks)
             for i, known in self.instances.items()
             if i != debtor
-        )
-        parts, missing = [], need.num_blocks
-        for negative, i in rooms:
-            take = min(-negative, missing)
-            if take > 0:
-                parts.append((i, self.instances[i].incarnation, take))
-                missing -= take
-        return tuple(parts) if missing <= 0 or (need.grows and parts) else None
+        }
+        wanted = min(need.num_blocks, sum(rooms.values())) if need.grows else need.num_blocks
+        if not 0 < wanted <= sum(rooms.values()):
+            return None
+        return tuple((i, self.instances[i].incarnation, n) for i, n in _fill(rooms, wanted).items())
 
     def _make_room(self, need: Need) -> list[Command]:
         """An unmet need older than the youngest admitted request: preempt that one."""
@@ -240,3 +237,15 @@ class GManager:
         known = self.instances[instance]
         known.youngest = None  # the next one shows up in the next heartbeat
         return [Send(instance, Preempt(self._next_order(), known.seq, req_id))]
+
+
+def _fill(rooms: dict[int, int], wanted: int) -> dict[int, int]:
+    """Take `wanted` blocks from as few instances as can be: the largest rooms first."""
+    parts = {}
+    for i in sorted(rooms, key=lambda i: (-rooms[i], i)):
+        take = min(rooms[i], wanted)
+        if not take:
+            break
+        parts[i] = take
+        wanted -= take
+    return parts

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.batching import Row
 from perfmodel.messages import (
+    DISPATCHER,
     GMANAGER,
     Heartbeat,
     HeartbeatReply,
@@ -78,6 +79,7 @@ class Reporter:
             youngest=self._youngest(),
         )
         self.owner.commands.append(Send(GMANAGER, heartbeat))
+        self.owner.commands.append(Send(DISPATCHER, self.owner.load_report()))
         self._take_back(now_s)
 
     def on_reply(self, reply: HeartbeatReply, now_s: float) -> None:
@@ -137,11 +139,11 @@ class Reporter:
         return Movable(req_id, self.owner.batcher.kv_tokens(row), self.owner.borrower.num_movable(row))
 
     def needs(self) -> list[Need]:
-        """Requests that want blocks elsewhere, oldest first: a prompt larger than the instance, a row that cannot grow."""
+        """Requests that want blocks elsewhere, oldest first: a prompt larger than what is not lent here, a row that cannot grow."""
         owner = self.owner
         needs = [self._growth(row) for row in owner.borrower.suspended.values()]
         first = owner.batcher.waiting[0] if owner.batcher.waiting else None
-        if first is not None and first.blocks_needed > owner.pool.total:
+        if first is not None and first.blocks_needed > owner.pool.total - owner.pool.lent - owner.pool.reserved:
             idle = not owner.batcher.decoding and not owner.batcher.prefilling
             share = owner.pool.free - (0 if idle else owner.limits.batch.headroom_blocks)
             if share >= min(MIN_SHARE_BLOCKS, owner.pool.total):

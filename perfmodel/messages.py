@@ -72,13 +72,18 @@ class RequestOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RequestDone:
-    """Instance → dispatcher: this attempt has ended, and what the instance holds now.
-
-    `received` counts the requests the instance had received when it reported `load_blocks`.
-    """
+    """Instance → dispatcher: this attempt has ended, and what the instance holds now."""
 
     attempt: int
     outcome: RequestOutcome
+    load: "LoadReport"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """Instance → dispatcher, with each heartbeat and each ending. `received` counts the requests it had received by then;
+    `load_blocks`: KV blocks of running and waiting work, its own and others'."""
+
     received: int
     load_blocks: int
 
@@ -226,6 +231,7 @@ Message = (
     SubmitRequest
     | AbortRequest
     | RequestDone
+    | LoadReport
     | DebtorLedger
     | CreditorLedger
     | Store
@@ -350,8 +356,8 @@ class Chunk:
 class StartIterations:
     """Run up to `max_iterations` iterations of one fixed batch.
 
-    decode_rows, decode_context_tokens: rows of the decode batch and the tokens they read here in the first iteration (Σ over
-    rows, the new token included; every row reads one more in each later iteration). `joined` and `left` tell how the decode batch
+    decode_rows, decode_context_tokens, longest_tokens: rows of the decode batch and the tokens they read here in the first iteration (Σ over
+    rows, the new token included; every row reads one more in each later iteration), and those of the longest row alone. `joined` and `left` tell how the decode batch
     differs from that of the step before (`left`: without having finished). `reads`: (loan, num_blocks) that rows of the decode
     batch and prompt chunks read on other instances in every iteration; `remote` and `chunk_remote`: the same as tokens by creditor,
     for decode rows and for the queries of chunks (`rows`: query tokens).
@@ -360,6 +366,7 @@ class StartIterations:
     step: int
     decode_rows: int
     decode_context_tokens: int
+    longest_tokens: int
     chunks: tuple[Chunk, ...]
     max_iterations: int
     joined: tuple[int, ...]

@@ -54,6 +54,10 @@ def price_step(cost: CostModel, step: StartIterations, around: Surroundings) -> 
     if rows:
         local_s = prefill_s + base_s + s_per_token * step.decode_context_tokens
         lines.append((kernel_s + local_s * stretch, s_per_token * rows * stretch))
+    if rows > 1:  # a batch takes at least as long as its longest row alone, whose KV few rows read more slowly
+        _, base_s, s_per_token = cost.decode_attention_terms(1)
+        alone_s = prefill_s + base_s + s_per_token * step.longest_tokens
+        lines.append((kernel_s + alone_s * stretch, s_per_token * stretch))
     alone = StepTime(host_s, lines)
     if not step.remote and not step.chunk_remote:
         return StepPrice(alone, alone)
@@ -74,7 +78,9 @@ def _decode_layer_s(cost: CostModel, remote: tuple[RemoteRead, ...], around: Sur
     """The slowest creditor of one layer; the launches for the others come before it."""
     if not remote:
         return 0.0
-    slowest = max(remote_layer_s(cost, around.link(r.peer), r.rows, r.tokens, around.iteration_s(r.peer)) for r in remote)
+    slowest = max(
+        remote_layer_s(cost, around.link(r.peer), r.rows, r.tokens, around.iteration_s(r.peer)) for r in remote
+    )
     return slowest + (len(remote) - 1) * cost.instance.engine.exchange_s_per_layer_per_peer * cost.scale["host"]
 
 

@@ -24,6 +24,7 @@ from perfmodel.messages import (
     Event,
     HeartbeatReply,
     IterationsDone,
+    LoadReport,
     LoanId,
     Message,
     MessageReceived,
@@ -252,9 +253,9 @@ class RManager:
         row = self.find(abort.req_id)
         if row is None or row.attempt != abort.attempt:
             return
+        self.replan()  # who waited behind it may fit
         if self.running(abort.req_id) is not None:
             self.leaving[abort.req_id] = "aborted"
-            self.replan()
             return
         if row in self.batcher.waiting:
             self.batcher.dequeue(row)
@@ -442,10 +443,8 @@ class RManager:
 
     def _adjust_step(self, free_before: int) -> None:
         """Blocks have come or gone: who waits may fit now, or the running step may lack blocks before it ends."""
-        free = self.pool.free
-        if free > free_before and (self.batcher.waiting or self.borrower.suspended):
-            self.replan()
-        elif free < free_before and self._lacks_blocks():
+        come = self.pool.free - free_before
+        if (come > 0 and (self.batcher.waiting or self.borrower.suspended)) or (come < 0 and self._lacks_blocks()):
             self.replan()
 
     def _lacks_blocks(self) -> bool:
@@ -467,6 +466,7 @@ class RManager:
             step=self._step_number,
             decode_rows=len(rows),
             decode_context_tokens=self.batcher.context_tokens - self.batcher.remote_tokens if decode else 0,
+            longest_tokens=self.batcher.longest_tokens() if decode else 0,
             chunks=chunks,
             max_iterations=self.batcher.max_iterations() if self.limits.macro and not chunks else 1,
             joined=tuple(self._joined),
@@ -502,9 +502,10 @@ class RManager:
             self.commands += self.creditor.reclaim(self.batcher.waiting[0].blocks_needed)
 
     # ---- endings -------------------------------------------------------------------------------------------------------------
-    def load_blocks(self) -> int:
-        """KV blocks of running and waiting work."""
-        return self.pool.local + self.batcher.waiting_blocks
+    def load_report(self) -> LoadReport:
+        """KV blocks of running and waiting work; what is lent is others' work."""
+        lent = self.pool.lent + self.pool.reserved
+        return LoadReport(self._received, self.pool.local + lent + self.batcher.waiting_blocks)
 
     def finish(self, row: Row, status: str, reason: str, now_s: float) -> None:
         outcome = RequestOutcome(
@@ -522,4 +523,4 @@ class RManager:
             remote_wait_s=row.remote_wait_s,
             remote_tokens_max=row.remote_tokens_max,
         )
-        self.commands.append(Send(DISPATCHER, RequestDone(row.attempt, outcome, self._received, self.load_blocks())))
+        self.commands.append(Send(DISPATCHER, RequestDone(row.attempt, outcome, self.load_report())))
