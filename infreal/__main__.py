@@ -16,8 +16,15 @@ def bench(argv: Sequence[str]) -> int:
     return bench_main(argv, prog="infreal bench")
 
 
+def generate(argv: Sequence[str]) -> int:
+    from infreal.generate import main as generate_main
+
+    return generate_main(argv, prog="infreal generate")
+
+
 # name: (what does it, help)
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "generate": (generate, "stream text from a model on this machine"),
     "bench": (bench, "benchmarks of the kernels (attention)"),
 }
 

@@ -3,6 +3,7 @@
 One request, its own small pool, no scheduler: what a placement over several instances must reproduce token for token.
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from importlib.util import find_spec
 
 import torch
 
+from infreal.cli import OneLineParser
 from infreal.kernels import BACKENDS
 from infreal.model import Checkpoint, Decoder, ModelError, Row, load_decoder, make_batch, open_checkpoint
 from infreal.model.config import DTYPES
@@ -38,6 +40,37 @@ class GenerateOptions:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+
+
+def main(argv: Sequence[str], prog: str = "infreal generate") -> int:
+    """The command: exit code 0; 2 with one line on stderr for wrong input; 130 where interrupted."""
+    args = vars(make_parser(prog).parse_args(argv))
+    model, prompt = args.pop("model"), args.pop("prompt")
+    try:
+        return generate(model, prompt, GenerateOptions(**args))
+    except InputError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # the text so far is what was wanted
+        print()
+        return 130
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    parser = OneLineParser(prog=prog, description="Stream the continuation of a prompt from one instance.")
+    default = GenerateOptions()
+    parser.add_argument("--model", required=True, help="a Hugging Face directory, a .gguf file, or smollm2")
+    parser.add_argument("--prompt", required=True, help="the text to continue")
+    parser.add_argument("--max-tokens", type=int, default=default.max_tokens, metavar="N", help="default: %(default)s")
+    parser.add_argument("--backend", help="torch or triton (default: triton on a GPU)")
+    parser.add_argument("--dtype", help="float32, float16 or bfloat16 (default: float32 on a CPU, else the model's)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
+    parser.add_argument("--temperature", type=float, default=default.temperature, help="0 is greedy (the default)")
+    parser.add_argument(
+        "--top-p", type=float, default=default.top_p, help="draw from the likeliest tokens of this share"
+    )
+    parser.add_argument("--seed", type=int, default=default.seed, help="of the draws (default: %(default)s)")
+    return parser
 
 
 @contextmanager
@@ -139,10 +172,21 @@ def check_options(options: GenerateOptions) -> None:
         raise InputError(f"--temperature: {options.temperature} (allowed: 0, greedy, or more)")
     if not 0 < options.top_p <= 1:
         raise InputError(f"--top-p: {options.top_p} (allowed: above 0, up to 1)")
+    if options.device is not None:
+        check_device(options.device)
     if options.backend not in (None, *BACKENDS):
         raise unknown("backend", options.backend, BACKENDS)
     if options.dtype not in (None, *DTYPES):
         raise unknown("dtype", options.dtype, DTYPES)
+
+
+def check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"--device: {name!r} is not here (allowed: cpu, or cuda:N of a GPU of this machine)"
+        ) from error
 
 
 def check_lengths(num_prompt_tokens: int, max_tokens: int, max_context_tokens: int) -> None:

@@ -46,9 +46,11 @@ class Decoder:
         for index, layer in enumerate(weights.layers):
             q, k, v = self._project(layer, _norm(x, layer.input_norm, eps), rotation)
             attention = attend(index, q, k, v).to(x.dtype).flatten(1)
-            x += F.linear(attention, layer.out, layer.out_bias)
-            x += _mlp(layer, _norm(x, layer.post_norm, eps))
-        return F.linear(_norm(x[batch.logits_index], weights.final_norm, eps), weights.head).float()
+            x.addmm_(attention, layer.out)
+            if layer.out_bias is not None:
+                x += layer.out_bias
+            x.addmm_(_gated(_norm(x, layer.post_norm, eps) @ layer.gate_up), layer.down)
+        return (_norm(x[batch.logits_index], weights.final_norm, eps) @ weights.head).float()
 
     def _project(
         self, layer: LayerWeights, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
@@ -56,8 +58,10 @@ class Decoder:
         """q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`; q and k normed (qwen3) and rotated."""
         config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).unflatten(1, (-1, config.head_dim))
-        qk, v = qkv.split((heads + kv_heads, kv_heads), dim=1)
+        qkv = x @ layer.qkv
+        if layer.qkv_bias is not None:
+            qkv += layer.qkv_bias
+        qk, v = qkv.unflatten(1, (-1, config.head_dim)).split((heads + kv_heads, kv_heads), dim=1)
         if layer.q_norm is not None:
             q, k = qk.split((heads, kv_heads), dim=1)
             norms = ((q, layer.q_norm), (k, layer.k_norm))
@@ -70,6 +74,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def _mlp(layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-    gate, up = F.linear(x, layer.gate_up).chunk(2, dim=1)
-    return F.linear(F.silu(gate).mul_(up), layer.down)
+def _gated(gate_up: torch.Tensor) -> torch.Tensor:
+    """SwiGLU: silu(gate) × up, `[tokens, intermediate_size]`."""
+    gate, up = gate_up.chunk(2, dim=1)
+    return F.silu(gate).mul_(up)

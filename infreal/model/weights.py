@@ -4,7 +4,7 @@ Sources (a Hugging Face directory, a GGUF file, a seed) all speak Hugging Face's
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +31,10 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices are `[out, in]`. qkv: Q, K and V over each other; gate_up: gate over up. None: the model has none."""
+    """Matrices are `[in, out]`, dense: a few rows times such a matrix is a third faster on a CPU than times `[out, in]`.
+
+    qkv: Q, K and V side by side; gate_up: gate beside up. None: the model has none.
+    """
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -47,7 +50,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """`head` is `embedding` itself where the two are tied."""
+    """embedding `[vocab_size, hidden_size]`; head `[hidden_size, vocab_size]`, a view of it where the two are tied."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
@@ -95,15 +98,17 @@ def load_weights(config: ModelConfig, source: TensorSource, dtype: torch.dtype, 
 
     def load(*names: str) -> torch.Tensor:
         parts = [source.read(name).to(device=device, dtype=dtype) for name in names]
-        return torch.cat(parts) if len(parts) > 1 else parts[0].clone()  # a file may be mapped, not read
+        if parts[0].ndim == 2:
+            return torch.cat([part.t() for part in parts], dim=1).contiguous()
+        return torch.cat(parts)
 
-    embedding = load("model.embed_tokens.weight")
+    embedding = source.read("model.embed_tokens.weight").to(device=device, dtype=dtype, copy=True)
     layers = tuple(_load_layer(config, f"model.layers.{index}.", load) for index in range(config.num_layers))
-    head = embedding if config.tied_embeddings else load("lm_head.weight")
+    head = embedding.t() if config.tied_embeddings else load("lm_head.weight")
     return Weights(embedding, layers, load("model.norm.weight"), head)
 
 
-def _load_layer(config: ModelConfig, prefix: str, load) -> LayerWeights:
+def _load_layer(config: ModelConfig, prefix: str, load: Callable[..., torch.Tensor]) -> LayerWeights:
     def attention(kind: str, *sides: str) -> torch.Tensor:
         return load(*(f"{prefix}self_attn.{side}_{kind}" for side in sides))
 

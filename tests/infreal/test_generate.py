@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from infreal import generate as generate_module
-from infreal.generate import GenerateOptions, generate, generate_ids, picker, stream_text
+from infreal.generate import GenerateOptions, generate, generate_ids, main, picker, stream_text
 from infreal.model import ModelError, config_from_hf, load_decoder, open_checkpoint, random_decoder
 from infreal.model.loading import smollm2_file
 from infreal.model.tokenizer import byte_characters
@@ -107,6 +107,8 @@ def test_sampling_follows_seed_temperature_and_top_p():
         ("hello", {"temperature": -1.0}, "--temperature: -1.0"),
         ("hello", {"top_p": 0.0}, "--top-p: 0.0"),
         ("hello", {"backend": "tritn"}, "unknown backend 'tritn'; did you mean 'triton'"),
+        ("hello", {"device": "cuda:99"}, "--device: 'cuda:99' is not here"),
+        ("hello", {"device": "gpu"}, "--device: 'gpu' is not here"),
         ("hello", {"dtype": "float8"}, "unknown dtype 'float8'"),
         ("hello", {"max_tokens": 300}, "5 tokens of prompt and --max-tokens 300 are more than the model's context of 256"),
         ("", {}, "--prompt: no token in it"),
@@ -118,6 +120,18 @@ def test_wrong_input_is_one_line(model_path, capsys, prompt, changes, message):
         generate(str(model_path), prompt, replace(OPTIONS, **changes))
     assert "\n" not in str(error.value)
     assert capsys.readouterr().out == ""
+
+
+def test_the_command_ends_with_2_and_one_line(model_path, capsys):
+    assert main(["--model", str(model_path), "--prompt", "hello", "--max-tokens", "3", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out
+    assert main(["--model", "nothing", "--prompt", "hello"]) == 2
+    assert capsys.readouterr().err == (
+        "infreal generate: model 'nothing' is not there (allowed: a Hugging Face directory, a .gguf file, or smollm2)\n"
+    )
+    with pytest.raises(SystemExit, match="2"):
+        main(["--model", "nothing"])
+    assert capsys.readouterr().err == "infreal generate: the following arguments are required: --prompt\n"
 
 
 def test_what_is_wrong_with_a_model_is_wrong_input(tmp_path):
