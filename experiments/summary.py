@@ -165,11 +165,19 @@ def best_line(points: Sequence[Point], duels: Sequence[Duel]) -> str:
         return wins_line(duels)
     best = best_of(points)
     share = f"{number(100 * best.mean('slo_attainment_frac'))} % of requests within the SLO"
-    line = f"{describe(best)}: {number(best.mean('goodput_rps'))} req/s ({share})"
+    line = f"{describe(best)}: {number(best.mean('goodput_rps'))} req/s ({share}{unserved(best)})"
     if not duels:
         return f"{line}."
     other = duels[0].next_best
-    return f"{line}; next {describe(other)}: {number(other.mean('goodput_rps'))} req/s{interval(duels[0])}."
+    return f"{line}; next {describe(other)}: {number(other.mean('goodput_rps'))} req/s{unserved(other)}{interval(duels[0])}."
+
+
+def unserved(point: Point) -> str:
+    """A system that turns requests away is not compared without saying so."""
+    if not point.mean("num_rejected"):
+        return ""
+    served = number(100 * point.mean("served_token_frac"))
+    return f", {number(point.mean('num_rejected'))} rejected, {served} % of the tokens served"
 
 
 def interval(duel: Duel) -> str:

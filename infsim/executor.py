@@ -2,6 +2,7 @@
 
 from heapq import heappop, heappush
 
+from perfmodel.basis import worst
 from perfmodel.cost import CostModel
 from perfmodel.messages import IterationsDone, LoanId, StartIterations
 from perfmodel.pricing import StepPrice, Surroundings, price_step
@@ -135,5 +136,8 @@ class Executor:
         total_s = self._price.time.total_s(self.end_iterations)
         kernels_s, hosts_s = kernel_s * self.end_iterations, host_s * self.end_iterations
         basis = self.cost.iteration_basis(tokens, rows, step.decode_context_tokens)
-        for name, seconds in zip(basis, (kernels_s, total_s - kernels_s - hosts_s, hosts_s), strict=True):
-            self.basis_s[name] = self.basis_s.get(name, 0.0) + seconds
+        attention = [basis.attention] if rows else []
+        attention += [self.cost.prefill_basis(chunk.tokens, chunk.prefix_tokens) for chunk in step.chunks]
+        seconds = (kernels_s, total_s - kernels_s - hosts_s, hosts_s)
+        for name, part_s in zip((basis.kernels, worst(*attention), basis.host), seconds, strict=True):
+            self.basis_s[name] = self.basis_s.get(name, 0.0) + part_s
