@@ -81,6 +81,8 @@ class Borrower:
         """Open the loans of an order. Returns why not, or ""."""
         if any(c == self.owner.instance or not self.debtor.knows(c, i) for c, i, _ in order.parts):
             return "a creditor is of another incarnation"
+        for creditor, incarnation, _ in order.parts:
+            self._act(self.debtor.note_incarnation(creditor, incarnation), now_s)
         row = self.owner.running(order.req_id) or self.suspended.get(order.req_id)
         if row is not None:
             positions = self.movable_positions(row)

@@ -55,6 +55,14 @@ class Debtor:
         peer = self._peers.get(creditor)
         return peer is None or incarnation >= peer.incarnation
 
+    def note_incarnation(self, creditor: int, incarnation: int) -> list[Change]:
+        """The creditor is known to have restarted by now: what it held is gone."""
+        peer = self._peers.get(creditor)
+        if peer is None or incarnation <= peer.incarnation:
+            return []
+        self._deadline_s = None
+        return self._restarted(creditor, peer, incarnation)
+
     def open(
         self, creditor: tuple[int, int], req_id: int, positions: Sequence[int], order: tuple[str, float], now_s: float
     ) -> DebtorLoan:

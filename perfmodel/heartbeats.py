@@ -42,6 +42,7 @@ class Reporter:
         self._full = True
         self._sent: dict[int, tuple[float, dict[tuple[int, int], RequestPlacementEntry]]] = {}
         self._answered: dict[tuple[int, int], RequestPlacementEntry] = {}
+        self._answered_seq = 0
         self._outcomes: dict[int, tuple[tuple[OrderId, str], ...]] = {}
         self._capacity_order: OrderId | None = (
             None  # the last one that was being granted; its outcome is not kept waiting
@@ -83,6 +84,9 @@ class Reporter:
         self._take_back(now_s)
 
     def on_reply(self, reply: HeartbeatReply, now_s: float) -> None:
+        if reply.seq <= self._answered_seq:
+            return  # late: what a newer one has said holds
+        self._answered_seq = reply.seq
         if reply.seq in self._sent and not reply.resync:
             self._answered = self._sent[reply.seq][1]
             self._full = False

@@ -231,9 +231,9 @@ class RManager:
         if needed > self.limits.largest_blocks:
             self.finish(row, "rejected", f"needs at least {needed} blocks, {self._largest_text()}", now_s)
             return
-        behind = bool(self.batcher.waiting) and self.batcher.policy.first_come
         self.batcher.enqueue(row)
-        if not behind:
+        first = self.batcher.waiting[0] is row  # or behind others: one whose instance was lost is older than they are
+        if first or not self.batcher.policy.first_come:
             self.replan()
 
     def _largest_text(self) -> str:
