@@ -23,8 +23,11 @@ class _Reader(gguf.GGUFReader):
     """The package's reader slices silently past the end of a truncated file; this one says so."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> np.ndarray:
-        if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
-            raise ValueError(f"ends before byte {int(offset) + np.dtype(dtype).itemsize * int(count)}")
+        end = int(offset) + np.dtype(dtype).itemsize * int(count)
+        if end > len(self.data):
+            raise ValueError(f"ends before byte {end}")
+        if isinstance(self.data, np.memmap):
+            self.data = self.data.view(np.ndarray)  # a memmap's own bookkeeping costs more than the slices read
         return super()._get(int(offset), dtype, count, override_order)
 
 
@@ -127,7 +130,7 @@ class GgufFile:
             raise ModelError(
                 f"{self.name}: tensor {tensor.name} of type {kind} cannot be read ({one_line(error)})"
             ) from error
-        values = torch.from_numpy(np.array(values, dtype=np.float32))  # a copy: the file stays mapped read-only
+        values = torch.from_numpy(np.require(values, np.float32, "W"))  # a copy where it is still the mapped file
         if self.architecture != "llama" or (".self_attn.q_proj." not in name and ".self_attn.k_proj." not in name):
             return values
         heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
