@@ -12,8 +12,16 @@ from infreal.kernels.launch import Launch, ceil_div, needs_upcast, next_power_of
 from infreal.kernels.partial import Partial
 from infreal.kernels.triton_common import add_tokens, find_row, store_state
 
-# (BLOCK_M, BLOCK_N, warps, stages): no spills and within shared memory on sm_80 and sm_90 (tests/infreal/test_aot.py)
-TILES = {torch.float32: (16, 32, 4, 2), torch.float16: (128, 32, 8, 3), torch.bfloat16: (128, 32, 8, 3)}
+# (BLOCK_M, BLOCK_N, warps, stages): half precision spills no register on sm_80 and sm_90 (tests/infreal/test_aot.py)
+HALF_TILE = (128, 32, 8, 3)
+PADDED_HALF_TILE = (64, 32, 4, 3)  # a head_dim that is no power of two: its masks take registers
+FLOAT_TILE = (16, 32, 4, 2)
+
+
+def tile_of(dtype: torch.dtype, head_dim: int) -> tuple[int, int, int, int]:
+    if dtype == torch.float32:
+        return FLOAT_TILE
+    return HALF_TILE if head_dim == next_power_of_2(head_dim) else PADDED_HALF_TILE
 
 
 @triton.jit
@@ -115,7 +123,7 @@ def prefill_launch(
     block_table, num_kv_tokens, causal_offset = table
     num_queries, heads, head_dim = q.shape
     rows, group = num_kv_tokens.shape[0], heads // kv.shape[3]
-    block_m, block_n, warps, stages = TILES[q.dtype]
+    block_m, block_n, warps, stages = tile_of(q.dtype, head_dim)
     strides = (*q.stride()[:2], block_table.stride(0), kv.stride(0), kv.stride(2))
     lengths = (num_kv_tokens, num_kv_tokens if causal_offset is None else causal_offset)
     state = (out.acc, out.m, out.e)
