@@ -53,12 +53,11 @@ class Wired:
         self.hear(instance, MessageReceived(DISPATCHER, SubmitRequest(Request(req_id, tokens), 1, sequence)))
 
     def order(self, instance, req_id, parts, kind="throughput", **changes):
-        """An order of gManager 1 that rests on the newest heartbeat. parts: (creditor, blocks)."""
+        """An order of gManager 1 that rests on the newest heartbeat. parts: (creditor, blocks[, its incarnation])."""
         self._orders += 1
-        known = [(c, self.managers[c].incarnation, n) for c, n in parts]
+        parts = tuple((c, *(incarnation or [self.managers[c].incarnation]), n) for c, n, *incarnation in parts)
         values = {"order": OrderId(1, self._orders), "heartbeat": self.managers[instance].reporter._seq, **changes}
-        values = {"parts": tuple(known), **values}
-        self.hear(instance, MessageReceived(GMANAGER, MoveKvCache(req_id=req_id, kind=kind, **values)))
+        self.hear(instance, MessageReceived(GMANAGER, MoveKvCache(req_id=req_id, parts=parts, kind=kind, **values)))
 
     def heartbeat(self, instance):
         """Let its heartbeat be due, and answer it."""
