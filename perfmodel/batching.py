@@ -147,7 +147,8 @@ class Batcher:
         self.counter = 0  # decode iterations done
         self.remote_tokens = 0  # tokens of the decode batch's context that are on other instances
         self.context_tokens = 0  # tokens the decode batch reads in its next iteration, the new ones included
-        self._longest: list[tuple[int, int]] = []  # heap of (−local context less the counter, req_id); may be out of date
+        # heap of (−local context less the counter, req_id); may be out of date
+        self._longest: list[tuple[int, int]] = []
         self._grows_at: list[dict[int, Row]] = [{} for _ in range(limits.block_tokens)]
 
     # ---- waiting rows --------------------------------------------------------------------------------------------------------

@@ -356,11 +356,12 @@ class Chunk:
 class StartIterations:
     """Run up to `max_iterations` iterations of one fixed batch.
 
-    decode_rows, decode_context_tokens, longest_tokens: rows of the decode batch and the tokens they read here in the first iteration (Σ over
-    rows, the new token included; every row reads one more in each later iteration), and those of the longest row alone. `joined` and `left` tell how the decode batch
-    differs from that of the step before (`left`: without having finished). `reads`: (loan, num_blocks) that rows of the decode
-    batch and prompt chunks read on other instances in every iteration; `remote` and `chunk_remote`: the same as tokens by creditor,
-    for decode rows and for the queries of chunks (`rows`: query tokens).
+    decode_rows, decode_context_tokens, longest_tokens: rows of the decode batch, the tokens they read here in the first iteration
+    (Σ over rows, the new token included; every row reads one more in each later iteration), and those of the longest row alone.
+    `joined` and `left` tell how the decode batch differs from that of the step before (`left`: without having finished).
+    `reads`: (loan, num_blocks) that rows of the decode batch and prompt chunks read on other instances in every iteration;
+    `remote` and `chunk_remote`: the same as tokens by creditor, for decode rows and for the queries of chunks (`rows`: query
+    tokens).
     """
 
     step: int
