@@ -1,0 +1,212 @@
+"""Chaos cases: a seed's cluster, load and faults; how it is run, and what must hold when it has ended."""
+
+from dataclasses import dataclass, field, replace
+from random import Random
+from unittest.mock import patch
+
+import numpy as np
+from shadow import shadow
+
+from infsim.driver import Simulation
+from perfmodel import debtor
+from perfmodel.cluster import ChaosParams
+from perfmodel.errors import InputError
+from perfmodel.loan import CLOCK_DRIFT, check_timers
+from perfmodel.messages import GMANAGER
+from perfmodel.policies import PLACEMENT
+from perfmodel.view import Move, SchedulerParams
+
+INSTANCES = 3
+NEVER = float("inf")
+FAR_BYTES_PER_S = 1e9  # a whole instance is copied in a second
+QUIET = ChaosParams()
+AFTERMATH_S = 5.0  # how long a kill, an accusation or an abort counts as present
+FAULTS = ("none", "delay", "reorder", "duplicate", "loss", "drift", "slow", "kill", "gmanager", "accuse", "abort")
+
+
+class Restless:
+    """Any planner: orders moves of random size between random instances."""
+
+    def __init__(self):
+        self._draw = Random(0)
+
+    def plan(self, view):
+        draw, moves = self._draw, []
+        for src, load in view.loads.items():
+            for movable in load.longest:
+                others = [i for i in view.loads if i != src]
+                if movable.movable_blocks and others and draw.random() < 0.5:
+                    moves.append(
+                        Move(movable.req_id, src, draw.choice(others), draw.randint(1, movable.movable_blocks))
+                    )
+        return moves
+
+
+@dataclass(frozen=True)
+class Case:
+    """`requests`: (input, output) tokens; `options` go to the cluster. slow: iterations are ten times longer than a lease."""
+
+    seed: int
+    chaos: ChaosParams = QUIET
+    scheduler: SchedulerParams = field(default_factory=SchedulerParams)
+    requests: tuple = ()
+    rate_rps: float = 4.0
+    patience_s: tuple | None = None
+    options: dict = field(default_factory=dict)
+
+    @property
+    def slow(self):
+        return "scale" in self.options
+
+    @property
+    def lossless(self):
+        """No message is lost or later than the timers allow for, and nobody dies or is said to: no lease ends."""
+        chaos, latency_s = self.chaos, 0.001
+        delay_s = (latency_s + chaos.delay_s) * (1 + 10 * (chaos.reorder > 0))
+        try:
+            check_timers(self.scheduler, 2 * delay_s)
+        except InputError:
+            return False
+        return not (chaos.loss or chaos.kill or chaos.accuse)
+
+    def faults(self, now_s):
+        """Classes of faults that are present at a time."""
+        chaos = self.chaos
+        found = [name for name in ("delay_s", "reorder", "duplicate", "loss", "drift_frac") if getattr(chaos, name)]
+        found = [name.partition("_")[0] for name in found] + ["slow"] * self.slow
+        for at_s, machine, back_s in chaos.kill:
+            if at_s <= now_s <= min(back_s, at_s + 20.0) + AFTERMATH_S:
+                found.append("gmanager" if machine == GMANAGER else "kill")
+        found += ["accuse" for at_s, _ in chaos.accuse if at_s <= now_s <= at_s + AFTERMATH_S]
+        if self.patience_s and any(at_s <= now_s <= at_s + AFTERMATH_S for at_s in self.patience_s):
+            found.append("abort")
+        return sorted(set(found)) or ["none"]
+
+
+def draw_kills(draw):
+    """One machine or two at different times, most of them to return."""
+    kills, victims = [], [GMANAGER, *range(INSTANCES)]
+    for probability in (0.5, 0.3):
+        if draw.random() < probability:
+            victim = draw.choice(victims)
+            victims.remove(victim)
+            at_s = draw.uniform(0.2, 12.0)
+            forever = victim >= 0 and draw.random() < 0.15
+            kills.append((at_s, victim, NEVER if forever else at_s + draw.uniform(0.5, 20.0)))
+            if forever:
+                break
+    return tuple(kills)
+
+
+def draw_chaos(draw, slow):
+    """Where iterations are long, messages are late or lost so rarely that some loans live for many of them."""
+    if draw.random() < 0.15:
+        return QUIET
+    return ChaosParams(
+        delay_s=draw.choice([0.0, 0.01, 0.05, 0.02 if slow else 0.5]),
+        reorder=draw.choice([0.0, 0.2]),
+        duplicate=draw.choice([0.0, 0.2]),
+        loss=draw.choice([0.0, 0.02, 0.05] if slow else [0.0, 0.1, 0.3]),
+        kill=draw_kills(draw),
+        accuse=((draw.uniform(0.5, 10.0), draw.randrange(INSTANCES)),) if draw.random() < 0.25 else (),
+        detect_s=draw.choice([0.05, 1.0, 5.0]),
+        drift_frac=draw.choice([0.0, CLOCK_DRIFT]),
+    )
+
+
+def draw_requests(draw, load, longest_tokens):
+    """Short ones, and up to three that need more than an instance."""
+    count, longest_output = {"slow": (6, 4), "light": (24, 150), "crowded": (24, 500)}[load]
+    requests = [(draw.randrange(50, 700), draw.randrange(1, longest_output)) for _ in range(count)]
+    for _ in range(draw.randrange(4)):
+        long = (draw.randrange(longest_tokens // 2, longest_tokens), draw.randrange(1, longest_output))
+        requests.insert(draw.randrange(len(requests)), long)
+    return tuple(requests)
+
+
+def draw_scheduler(draw):
+    return SchedulerParams(
+        lease_s=2.5,
+        renew_s=0.4,
+        order_ttl_s=draw.choice([0.5, 3.0]),
+        period_s=0.5,
+        heartbeat_s=0.5,
+        lent_cap_frac=draw.choice([0.2, 0.5, 0.9]),
+        move_tokens_per_iteration=draw.choice([16, 0]),
+    )
+
+
+def draw_options(draw, slow):
+    """Cluster: small instances that are close to each other, or far apart on links where a move takes a second."""
+    options = {
+        "num_blocks": draw.choice([95, 100]),
+        "headroom_frac": draw.choice([0.0, 0.01, 0.1]),
+        "macro": draw.random() < 0.7,
+        "batching": "chunked" if slow else draw.choice(["chunked", "prefill-first"]),
+        "placement": draw.choice([Restless, Restless, PLACEMENT["greedy"], PLACEMENT["reactive"]]),
+        "nodes": draw.choice([(0,) * INSTANCES, tuple(range(INSTANCES))]),
+    }
+    return {**options, "token_budget": 128, "scale": {"non_attention": 2600.0}} if slow else options
+
+
+def chaos_case(seed):
+    """The case of one seed."""
+    draw = Random(seed)
+    load = draw.choices(["light", "crowded", "slow"], [5, 4, 1])[0]
+    chaos = draw_chaos(draw, load == "slow")
+    lost_forever = any(back_s == NEVER for _, _, back_s in chaos.kill)
+    requests = draw_requests(draw, load, longest_tokens=1500 if lost_forever else 2700)
+    patience_s = None
+    if draw.random() < 0.3:
+        mean_s = 50.0 if load == "slow" else 5.0
+        patience_s = tuple(draw.expovariate(1 / mean_s) if draw.random() < 0.4 else NEVER for _ in requests)
+    rate_rps = draw.choice([1.0, 4.0, 20.0])
+    options = draw_options(draw, load == "slow")
+    return Case(seed, chaos, draw_scheduler(draw), requests, rate_rps, patience_s, options)
+
+
+def simulation(case, cluster, workload):
+    spec = cluster(num_instances=INSTANCES, scheduler=case.scheduler, chaos=case.chaos, seed=case.seed, **case.options)
+    far = replace(spec.instance, inter_link=replace(spec.instance.inter_link, bytes_per_s=FAR_BYTES_PER_S))
+    load = workload(case.requests, rate_rps=case.rate_rps, seed=case.seed)
+    if case.patience_s:
+        load = replace(load, patience_s=np.array(case.patience_s))
+    return Simulation(replace(spec, instance=far), load, check=True)
+
+
+def run_case(case, cluster, workload, on_transition=lambda now_s, before, cause, after: None):
+    """Run it, with every invariant after every event, data followed, and the end checked. Failures name the seed."""
+    transition = debtor.transition
+    sim = simulation(case, cluster, workload)
+
+    def watched(before, cause, after):
+        transition(before, cause, after)
+        on_transition(sim.env.now, before, cause, after)
+
+    try:
+        with shadow() as watch, patch.object(debtor, "transition", watched):
+            result = sim.run()
+        check_end(case, sim, result)
+        if case.lossless:
+            assert not watch.refused, f"stale without a crash or the end of a lease: {watch.refused[0]}"
+    except Exception as error:
+        raise AssertionError(f"seed {case.seed}: {type(error).__name__}: {error}") from error
+    return result
+
+
+def check_end(case, sim, result):
+    """Every request has one status, and where it has not finished a reason; nothing is borrowed, lent, pinned or on its way."""
+    assert result.requests["req_id"] == list(range(len(case.requests)))
+    for req_id, status, reason in zip(*(result.requests[name] for name in ("req_id", "status", "reason")), strict=True):
+        assert status in ("finished", "failed", "rejected", "aborted"), f"request {req_id}: {status}"
+        assert (status == "finished") == (reason == ""), f"request {req_id}: {status} {reason!r}"
+        may_abort = case.patience_s is not None and case.patience_s[req_id] < NEVER
+        assert status != "aborted" or may_abort, f"request {req_id} was aborted by nobody"
+    sim.machines.check_invariants()
+    for instance, manager in enumerate(sim.machines.rmanagers):
+        state = manager.sample()
+        total = manager.pool.total
+        wanted = {**dict.fromkeys(state, 0), "free_blocks": total}
+        if instance not in sim.dead:
+            assert state == wanted, f"instance {instance} at rest: {state}"
+            assert not any(map(manager.pool.is_pinned, range(total))), f"instance {instance} has pins at rest"
