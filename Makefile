@@ -40,8 +40,8 @@ lint: setup            ## ruff and mypy
 bench: setup           ## performance, as ratios and rates within one run
 	$(BIN)/python -m pytest tests -m bench -n 0 -s --timeout 3600
 
-figures: setup         ## the paper's figures
-	$(BIN)/python -m paper_figures
+figures: setup         ## the paper's figures, into out/figures (FIG=10a one of them, FULL=1 full sweeps, FRESH=1 anew)
+	$(BIN)/python paper_figures $(FIG) $(if $(FULL),--full) $(if $(FRESH),--fresh)
 
 readme: setup          ## write what the demo prints and draws into the README
 	UPDATE_README=1 $(BIN)/python -m pytest tests/repo/test_readme.py -m slow -n 0

@@ -94,6 +94,19 @@ def replay(
     return replay_command(events, out)
 
 
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="a folder of `infsim run` or `infreal run`, or a run in it")
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="the page (default: DIR/report.html)")] = None,
+) -> int:
+    """Write one HTML file that explains a sweep or a run: no network, no server."""
+    from infsim.commands import report_command
+
+    return report_command(folder, out)
+
+
 @app.command("list")
 def list_names(
     kind: Annotated[

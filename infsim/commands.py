@@ -172,6 +172,14 @@ def replay_command(events: Path, out: Path) -> int:
     return conclude(console_of(), runs)
 
 
+def report_command(folder: Path, file: Path | None) -> int:
+    """`infsim report`."""
+    from experiments.report import write_report
+
+    console_of().print(str(write_report(folder, file)), soft_wrap=True)
+    return 0
+
+
 def print_frame(console: Console, frame: pd.DataFrame) -> None:
     """A DataFrame as a table of the terminal."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
