@@ -404,7 +404,7 @@ class Simulation:
             self._at(time_s + params.detect_s, Kind.SAMPLE, machine, back)
 
     def _kill(self, machine: Address) -> None:
-        self._note("kill", machine=machine_name(machine))
+        self._note("kill", who=machine_name(machine))
         if machine >= 0:
             self._settle(machine)
             for debtor, executor in enumerate(self.executors):
@@ -446,7 +446,7 @@ class Simulation:
         self._armed.pop(machine, None)
         self.machines.restart(machine, self._local_s(machine))
         if self.observer:
-            self.observer.note(self._local_s(machine), "return", machine=machine_name(machine))
+            self.observer.note(self._local_s(machine), "return", who=machine_name(machine))
         self.dead.discard(machine)
         self._noticed.discard(machine)
         self._arm(machine)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from perfmodel import messages
+from perfmodel import messages, view
 from perfmodel.cluster import ClusterSpec, Machines, build_machines
 from perfmodel.errors import InputError
 from perfmodel.messages import (
@@ -31,11 +31,9 @@ FORMAT = "infsim-events-1"
 
 def encode(value: Any) -> Any:
     """A message as JSON: dataclasses and named tuples become objects with their class name in "type"."""
-    if dataclasses.is_dataclass(value):
-        names = [f.name for f in dataclasses.fields(value)]
-    else:
-        names = list(getattr(value, "_fields", ()))  # a named tuple
-    if names:
+    named_tuple = getattr(value, "_fields", None)
+    if named_tuple or dataclasses.is_dataclass(value):
+        names = named_tuple or [f.name for f in dataclasses.fields(value)]
         return {"type": type(value).__name__, **{name: encode(getattr(value, name)) for name in names}}
     return [encode(v) for v in value] if isinstance(value, tuple) else value
 
@@ -43,7 +41,7 @@ def encode(value: Any) -> Any:
 def decode(value: Any) -> Any:
     """Inverse of `encode`."""
     if isinstance(value, dict):
-        kind = getattr(messages, value["type"])
+        kind = getattr(messages, value["type"], None) or getattr(view, value["type"])
         return kind(**{name: decode(v) for name, v in value.items() if name != "type"})
     return tuple(decode(v) for v in value) if isinstance(value, list) else value
 
@@ -140,6 +138,6 @@ class Replay:
             for instance, manager in enumerate(self.machines.rmanagers):
                 self._collector.add_sample(t_s, instance, manager.sample())
         elif what == "return":
-            self.machines.restart(self._by_name[fields["machine"]], t_s)
+            self.machines.restart(self._by_name[fields["who"]], t_s)
         elif what == "end":
             self._end = fields

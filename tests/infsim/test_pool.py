@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from infsim.driver import Simulation
+from infsim.eventlog import EventLog, Replay, read_log
+from perfmodel.cluster import ChaosParams
+from perfmodel.messages import GMANAGER, StartTransfer
 from perfmodel.policies import PLACEMENT
 
 
@@ -62,3 +65,36 @@ def test_two_prompts_larger_than_an_instance_both_finish(cluster, workload):
     spec = cluster(num_instances=3, placement=PLACEMENT["greedy"])
     result = Simulation(spec, workload([(300, 100)] * 30 + [(2500, 50), (2600, 50)]), check=True).run()
     assert set(result.requests["status"]) == {"finished"}
+
+
+def test_replay_of_a_pool_under_faults_gives_identical_commands_and_tables(cluster, workload, tmp_path):
+    """Killed and returned instances, and a restarted gManager, included."""
+    chaos = ChaosParams(delay_s=0.01, duplicate=0.1, loss=0.1, kill=((1.0, 2, 6.0), (2.0, GMANAGER, 5.0)))
+    spec = cluster(num_instances=4, num_blocks=500, placement=PLACEMENT["greedy"], chaos=chaos)
+    load, seen = workload(heavy_tail(2), rate_rps=40.0), Commands()
+    Simulation(spec, load, seen).run()
+    with (tmp_path / "events.jsonl").open("w") as file:
+        result = Simulation(spec, load, EventLog(file, {})).run()
+    replay = Replay(spec)
+    again = replay.run(read_log(tmp_path / "events.jsonl")[1])
+    assert replay.commands == seen.commands
+    assert again == result
+    assert any(isinstance(command, StartTransfer) for _, _, command in seen.commands)
+
+
+class Commands:
+    """Observer that keeps every command."""
+
+    def __init__(self):
+        self.commands = []
+
+    def command(self, t_s, machine, command):
+        self.commands.append((t_s, machine, command))
+
+    def event(self, *_):
+        pass
+
+    span = event
+
+    def note(self, *_, **values):
+        pass
