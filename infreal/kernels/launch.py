@@ -9,14 +9,6 @@ import triton
 WARPS, STAGES = 4, 3
 
 
-def next_power_of_2(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 @dataclass(frozen=True)
 class Launch:
     """kernel[grid](*args, **constants): args in the kernel's order, constants are its `tl.constexpr` parameters."""

@@ -12,6 +12,7 @@ import torch
 
 from infreal.kernels.parallel import run_all
 from infreal.kernels.partial import Partial
+from infreal.kernels.sizes import ceil_div
 
 SEGMENT_TOKENS = 2048  # the scores of a segment (256 KB for 32 heads) stay in the L2 cache; measured: 256 to 2,048
 MIN_TILE_BYTES = 48 * 1024  # below this a copy into one matrix costs less than one more call per tile (about 4 µs)
@@ -46,8 +47,10 @@ def micro_attention(
     tasks: list[Callable[[], None]] = []
     cut_rows: list[tuple[int, Partial]] = []
     for row, num_tokens in enumerate(num_local_tokens.tolist()):
-        segments = list(_segments(block_table[row], num_tokens, kv.shape[2], SEGMENT_TOKENS))
-        num_parts = _num_parts(len(segments), num_tokens * kv[0, 0, 0].nbytes, kv)
+        num_parts = _num_parts(num_tokens, kv)
+        rounds = ceil_div(num_tokens, num_parts * SEGMENT_TOKENS)  # equally many segments for each part
+        segment_tokens = ceil_div(num_tokens, max(1, num_parts * rounds))
+        segments = list(_segments(block_table[row], num_tokens, kv.shape[2], segment_tokens))
         if num_parts == 1:
             tasks.append(partial(_add_segments, states[row], queries[row], kv, segments))
             continue
@@ -60,9 +63,10 @@ def micro_attention(
         merge(parts, states[row])
 
 
-def _num_parts(num_segments: int, side_bytes: int, kv: torch.Tensor) -> int:
-    """Threads that a row with so many bytes of K is worth."""
-    return max(1, min(torch.get_num_threads(), num_segments, side_bytes // MIN_PART_BYTES)) if kv.is_cpu else 1
+def _num_parts(num_tokens: int, kv: torch.Tensor) -> int:
+    """How many threads a row of so many tokens is worth."""
+    side_bytes = num_tokens * kv.shape[3] * kv.shape[4] * kv.itemsize
+    return max(1, min(torch.get_num_threads(), side_bytes // MIN_PART_BYTES)) if kv.is_cpu else 1
 
 
 def _by_kv_head(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
@@ -73,11 +77,11 @@ def _by_kv_head(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
 def _segments(
     table: torch.Tensor, num_tokens: int, block_tokens: int, segment_tokens: int
 ) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yields (block ids, number of valid tokens in them); only the row's last segment may end within a block."""
-    step = max(1, segment_tokens // block_tokens)
-    for first in range(0, -(-num_tokens // block_tokens), step):
+    """Yields (block ids, number of valid tokens in them), whole blocks but for the end of the row."""
+    step = max(1, ceil_div(segment_tokens, block_tokens))
+    for first in range(0, ceil_div(num_tokens, block_tokens), step):
         tokens = min(step * block_tokens, num_tokens - first * block_tokens)
-        yield table[first : first + -(-tokens // block_tokens)], tokens
+        yield table[first : first + ceil_div(tokens, block_tokens)], tokens
 
 
 @torch.inference_mode()

@@ -4,7 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from infreal.kernels.launch import Launch, ceil_div, next_power_of_2
+from infreal.kernels.launch import Launch
+from infreal.kernels.sizes import ceil_div, next_power_of_2
 
 COPY_ELEMENTS = 4096  # elements of one program of a block copy
 

@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from infreal.kernels.launch import Launch, ceil_div, needs_upcast, next_power_of_2
+from infreal.kernels.launch import Launch, needs_upcast
 from infreal.kernels.partial import Partial
+from infreal.kernels.sizes import ceil_div, next_power_of_2
 from infreal.kernels.triton_common import add_tokens, find_row, store_state
 
 SPLIT_TOKENS = 512

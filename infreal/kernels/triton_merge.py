@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
-from infreal.kernels.launch import Launch, ceil_div, next_power_of_2
+from infreal.kernels.launch import Launch
 from infreal.kernels.partial import Partial
+from infreal.kernels.sizes import ceil_div, next_power_of_2
 
 TILE_ELEMENTS = 4096  # parts × states × dims of one tile: 32 registers a thread
 MAX_BLOCK_D = 64
