@@ -107,9 +107,19 @@ def test_short_contexts_hide_nothing():
 
 
 def test_a_near_creditor_hides_more_than_a_far_one():
-    (near,) = Greedy().plan(view_of(LONG, IDLE, nodes=(0, 0)))[:1]
-    (far,) = Greedy().plan(view_of(LONG, IDLE, nodes=(0, 1)))[:1]
+    unpaced = {"move_tokens_per_iteration": 1_000_000}
+    (near,) = Greedy().plan(view_of(LONG, IDLE, nodes=(0, 0), **unpaced))[:1]
+    (far,) = Greedy().plan(view_of(LONG, IDLE, nodes=(0, 1), **unpaced))[:1]
     assert near.num_blocks > far.num_blocks > 0
+
+
+def test_no_more_is_ordered_than_a_period_moves():
+    """256 tokens an iteration for one second, less what is on its way."""
+    (move,) = Greedy().plan(view_of(LONG, IDLE))[:1]
+    paced = -(-256 * 1.0 / LONG.iteration_s // 16)
+    assert move.num_blocks == paced
+    (rest,) = Greedy().plan(view_of(replace(LONG, pledged_blocks=100), IDLE))[:1]
+    assert rest.num_blocks == paced - 100
 
 
 def test_debtors_share_the_creditors_and_see_what_the_others_took():
