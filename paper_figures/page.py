@@ -49,6 +49,8 @@ def section(entry: Mapping[str, Any], picture: Path) -> str:
 
 
 def table(rows: list[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
     lines = ["| value | paper | ours | deviation |", "|---|---|---|---|"]
     for row in rows:
         unit = f" {row['unit']}" if row["unit"] else ""
