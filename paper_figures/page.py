@@ -1,6 +1,7 @@
 """The page about all figures: picture, ours beside the paper's, by how much they differ, and why. Made of the figures' JSON."""
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,21 +28,21 @@ def write_page(source: Path, folder: Path, pictures: Path | None = None) -> Path
         if pictures and picture.is_file():
             pictures.mkdir(exist_ok=True)
             picture = Path(shutil.copy2(picture, pictures))
-        parts.append(section(entry, picture.relative_to(folder)))
+        parts.append(section(entry, picture.relative_to(folder), os.path.relpath(Path(__file__).parent, folder)))
     page = folder / "README.md"
     page.write_text("\n".join(parts), encoding="utf-8")
     return page
 
 
-def section(entry: Mapping[str, Any], picture: Path) -> str:
-    """One figure."""
+def section(entry: Mapping[str, Any], picture: Path, scripts: str) -> str:
+    """One figure. `scripts`: where its script lies, seen from the page."""
     title = f"## Figure {entry['figure']}: {entry['title']}\n"
     if "skipped" in entry:
         return f"{title}\nNot made here: {entry['skipped']}\n"
     claim = entry["claim"].partition("\n\n")[2]
     stale = f" {', '.join(entry['stale'])}: from before the sources' last change." if entry["stale"] else ""
     runs = f" Runs: {', '.join(entry['runs'])}.{stale}" if entry["runs"] else ""
-    script = f"[{entry['stem']}.py]({entry['stem']}.py)"
+    script = f"[{entry['stem']}.py]({scripts}/{entry['stem']}.py)"
     return (
         f"{title}\n![{entry['title']}]({picture})\n\n{claim}\n\n{table(entry['known'])}\n\n{entry['why']}\n\n"
         f"{entry['parts']} Size: {entry['size']}. Script: {script}.{runs}\n"
