@@ -51,7 +51,8 @@ def device_name(device: str) -> str:
     """The GPU's name, or the processor's and how many threads torch uses."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return f"cpu {_processor()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"cpu {_processor()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _processor() -> str:
