@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.plotstyle import BLUE, GREY, RED, log_scale, looks, new_figure, save, styled
-from experiments.points import Point, points_of
+from experiments.points import Point, paired_difference, points_of, rival
 
 if TYPE_CHECKING:
     from experiments.capacity import Found
@@ -35,17 +35,23 @@ def draw_sweep(runs: "Runs") -> list[Path]:
 
 @styled
 def throughput_latency(points: Sequence[Point]) -> Figure:
-    """A row a scenario: TTFT and TPOT (median and p99) against output tok/s, and goodput against the load."""
+    """A row a scenario: TTFT and TPOT (median and p99) against output tok/s, and goodput against the load.
+
+    With replicates a fourth panel has the paired difference of goodput to the first contender.
+    """
     scenarios = list(dict.fromkeys(point.scenario for point in points))
     contenders = list(dict.fromkeys(point.contender for point in points))
     loads = sorted({point.load for point in points if point.load is not None})
-    figure, grid = new_figure(len(scenarios), 3)
+    paired = len(contenders) > 1 and any(len(point.manifests) > 1 for point in points)
+    figure, grid = new_figure(len(scenarios), 4 if paired else 3)
     styles = looks(contenders)
     for scenario, row in zip(scenarios, grid, strict=True):
         for contender in contenders:
             line = [p for p in points if p.scenario == scenario and p.contender == contender]
             if line:
                 draw_contender(row, line, styles[contender], bool(loads))
+            if line and paired:
+                draw_paired(row[3], line, points, styles[contender])
         finish_row(row, [p for p in points if p.scenario == scenario], scenario, loads)
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(contenders)))
@@ -59,6 +65,19 @@ def draw_contender(row: Sequence[Axes], line: Sequence[Point], style: dict[str, 
         draw_line(axes, line, "output_tok_per_s", median, style | {"label": f"{name}, median"})
         draw_line(axes, line, "output_tok_per_s", p99, style | {"label": f"{name}, p99", "ls": "--", "mfc": "white"})
     draw_line(row[2], line, "load" if has_load else "output_tok_per_s", "goodput_rps", style)
+
+
+def draw_paired(axes: Axes, line: Sequence[Point], points: Sequence[Point], style: dict[str, Any]) -> None:
+    """Goodput less that of the first contender at the same load, seed by seed, with 95 % intervals."""
+    axes.set(title=f"Goodput less {points[0].contender}'s", ylabel="requests per s, paired by seed")
+    axes.axhline(0, color=GREY, lw=0.8, ls=":")
+    axes.set_xlabel("offered load" if line[0].load is not None else "")
+    pairs = [(point, other) for point in line if (other := rival(point, points)) is not None]
+    if pairs:
+        differences = [paired_difference(*pair, "goodput_rps") for pair in pairs]
+        loads = [float(point.load or 0.0) for point, _ in pairs]
+        means, widths = zip(*differences, strict=True)
+        axes.errorbar(loads, means, yerr=np.nan_to_num(widths), capsize=2, **style)
 
 
 def draw_line(axes: Axes, line: Sequence[Point], x: str, y: str, style: dict[str, Any]) -> None:

@@ -95,6 +95,13 @@ def paired_difference(a: Point, b: Point, metric: str) -> tuple[float, float]:
     return mean(differences), half_width(differences)
 
 
+def rival(point: Point, points: Sequence[Point]) -> Point | None:
+    """The sweep's first contender in the same scenario and at the same load, which this point is paired with seed by seed."""
+    first = points[0].contender
+    same = (p for p in points if p.contender == first and (p.scenario, p.load) == (point.scenario, point.load))
+    return None if point.contender == first else next(same, None)
+
+
 def mean(values: Sequence[float]) -> float:
     """Of what is defined; nan where nothing is."""
     defined = [value for value in values if isfinite(value)]

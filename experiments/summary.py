@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from experiments.points import BASES, Manifest, Point, mean, paired_difference, points_of
+from experiments.points import BASES, Manifest, Point, mean, paired_difference, points_of, rival
 from perfmodel.metrics import BREAKDOWN
 
 if TYPE_CHECKING:
@@ -22,20 +22,22 @@ class Column:
     rank: int = 9
 
 
+PAIRED = "goodput_rps, paired"  # not a metric of one run
+GOODPUT = Column("goodput\nreq/s", "goodput_rps")
 COLUMNS = (
     Column("tok/s", "output_tok_per_s"),
     Column("TTFT\np50 s", "ttft_s_p50", rank=4),
     Column("TTFT\np99 s", "ttft_s_p99"),
     Column("TPOT\np50 ms", "tpot_s_p50", 1e3, rank=3),
     Column("TPOT\np99 ms", "tpot_s_p99", 1e3),
-    Column("in SLO\n%", "slo_attainment_frac", 1e2),
-    Column("goodput\nreq/s", "goodput_rps"),
+    Column("in SLO\n%", "slo_attainment_frac", 1e2, rank=8),
+    GOODPUT,
     Column("KV\n%", "kv_util_frac", 1e2, rank=5),
     Column("compute\n%", "compute_util_frac", 1e2, rank=2),
     Column("batch", "batch_mean", rank=6),
-    Column("moves", "num_moves", rank=8),
+    Column("moves", "num_moves", rank=7),
     Column("rejected", "num_rejected"),
-    Column("served\n% tokens", "served_token_frac", 1e2, rank=7),
+    Column("served\n% tokens", "served_token_frac", 1e2, rank=8),
 )
 
 
@@ -66,6 +68,8 @@ def table_of(manifests: Sequence[Manifest], width: int) -> "Table":
 
     points = points_of(manifests)
     columns = [c for c in COLUMNS if c.metric != "num_moves" or any(p.mean("num_moves") for p in points)]
+    if any(len(point.manifests) > 1 and rival(point, points) for point in points):
+        columns.insert(columns.index(GOODPUT) + 1, Column(f"goodput less\n{points[0].contender}", PAIRED))
     console = Console(width=1000)
     table = build_table(points, columns)
     while console.measure(table).maximum > width and min(c.rank for c in columns) < 9:
@@ -88,8 +92,18 @@ def build_table(points: Sequence[Point], columns: Sequence[Column]) -> "Table":
     for i, point in enumerate(points):
         values = [str(point.axes[axis]) for axis in axes]
         ends_group = i + 1 < len(points) and contenders[i + 1] != contenders[i]
-        table.add_row(*values, *(cell(point, column) for column in columns), end_section=ends_group)
+        cells = [paired_cell(point, points) if c.metric == PAIRED else cell(point, c) for c in columns]
+        table.add_row(*values, *cells, end_section=ends_group)
     return table
+
+
+def paired_cell(point: Point, points: Sequence[Point]) -> str:
+    """The difference to the first contender, seed by seed, with its 95 % interval."""
+    other = rival(point, points)
+    if other is None:
+        return ""
+    difference, width = paired_difference(point, other, "goodput_rps")
+    return f"{'+' * (difference > 0)}{number(difference)}{f' ±{number(width)}' if isfinite(width) else ''}"
 
 
 def cell(point: Point, column: Column) -> str:

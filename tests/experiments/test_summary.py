@@ -87,6 +87,10 @@ def test_replicates_give_a_paired_interval():
     best, _, trust = closing_lines(runs)
     assert "(difference 1 ± 0.248, 95 %)" in best
     assert "3 seeds a point" in trust
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table_of(runs, 200))
+    text = console.export_text()
+    assert "goodput less" in text and "-1 ±0.248" in text
 
 
 def test_half_width_is_students():
