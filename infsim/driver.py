@@ -136,7 +136,7 @@ class Simulation:
         self._stories.setdefault(machine, deque(maxlen=STORY_EVENTS)).append((now_s, event))
         commands = self.machines[machine].handle(event, now_s)
         if self.check:
-            self.machines.check_invariants()
+            self.machines[machine].check_invariants()  # the others have not changed
         for command in commands:
             if self.observer:
                 self.observer.command(now_s, machine, command)
@@ -302,7 +302,10 @@ class Simulation:
         if self.observer:
             self.observer.event(now_s, creditor, event)
         self._stories.setdefault(creditor, deque(maxlen=STORY_EVENTS)).append((now_s, event))
-        for command in self.machines[creditor].handle(event, now_s):
+        commands = self.machines[creditor].handle(event, now_s)
+        if self.check:
+            self.machines[creditor].check_invariants()
+        for command in commands:
             if self.observer:
                 self.observer.command(now_s, creditor, command)
             if isinstance(command, RefuseRead):

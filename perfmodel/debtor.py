@@ -145,6 +145,7 @@ class Debtor:
             changes.append(Change(Cause.STORED, loan, stored))
         if keep < loan.keep:
             loan.keep = keep
+            transition(loan.state, Cause.KEEP, loan.state)
             changes.append(Change(Cause.KEEP, loan))
         return changes
 

@@ -223,7 +223,7 @@ class RManager:
         if running is not None:
             running.attempt = message.attempt  # thought to be lost, it was here all the time
             if self.leaving.get(running.req_id) == "aborted":
-                del self.leaving[running.req_id]
+                self.leaving[running.req_id] = "preempted"  # meanwhile it may have lost blocks: it starts again
             return
         tokens = message.request.input_tokens
         needed = self.batcher.blocks_for(tokens + 1)

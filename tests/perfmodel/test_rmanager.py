@@ -10,6 +10,7 @@ from perfmodel.messages import (
     HeartbeatReply,
     IterationsDone,
     MessageReceived,
+    PeerLost,
     Request,
     SubmitRequest,
 )
@@ -61,13 +62,26 @@ def test_an_aborted_row_leaves_at_the_next_boundary():
     assert wired.managers[0].at_rest
 
 
-def test_an_abort_of_another_attempt_is_ignored_and_a_new_attempt_saves_the_row():
+def test_an_abort_of_another_attempt_is_ignored():
     wired = one()
     wired.prefill(0, 1, 50)
     abort(wired, 1, attempt=2)
     assert wired.managers[0].leaving == {}
+
+
+def test_an_attempt_that_takes_over_a_row_on_its_way_out_starts_again():
+    """Found by chaos: its loans were lost while it was to leave, a new attempt kept it, and it ran on without its blocks."""
+    wired = Wired(*(make_manager(i) for i in range(2)))
+    wired.heartbeat(0)
+    wired.prefill(0, 1, 100)
+    wired.order(0, 1, [(1, 4)])
     abort(wired, 1)
-    wired.hear(0, MessageReceived(DISPATCHER, SubmitRequest(Request(1, 50), 3, 1)))
+    wired.hear(0, PeerLost(1))
+    wired.hear(0, MessageReceived(DISPATCHER, SubmitRequest(Request(1, 100), 3, 1)))
+    wired.iterate(0)
+    row = wired.managers[0].find(1)
+    assert (row.num_preemptions, row.remote_blocks, row.attempt) == (1, 0, 3)
+    wired.iterate(0, finished=[])
     wired.iterate(0, finished=[1])
     assert wired.ended() == {1: "finished"}
 
