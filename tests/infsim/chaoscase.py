@@ -1,24 +1,27 @@
 """Chaos cases: a seed's cluster, load and faults; how it is run, and what must hold when it has ended."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from unittest.mock import patch
 
 import numpy as np
 from shadow import shadow
 
+from infsim.clockwork import Kind
 from infsim.driver import Simulation
 from perfmodel import debtor
 from perfmodel.cluster import ChaosParams
-from perfmodel.errors import InputError
-from perfmodel.loan import CLOCK_DRIFT, check_timers
-from perfmodel.messages import GMANAGER
+from perfmodel.errors import InputError, RunError
+from perfmodel.loan import CLOCK_DRIFT, Cause, State, check_timers
+from perfmodel.messages import DISPATCHER, GMANAGER, MessageReceived, Preempt, TimerFired
 from perfmodel.policies import PLACEMENT
 from perfmodel.view import Move, SchedulerParams
 
 INSTANCES = 3
 NEVER = float("inf")
-FAR_BYTES_PER_S = 1e9  # a whole instance is copied in a second
+END_BY_S, SLOW_END_BY_S = 1000.0, 20_000.0  # virtual time after which a run counts as endless
+FAR_BYTES_PER_S = (1e9, 1e8)  # a whole instance is copied in a second, or in three leases
 QUIET = ChaosParams()
 AFTERMATH_S = 5.0  # how long a kill, an accusation or an abort counts as present
 FAULTS = ("none", "delay", "reorder", "duplicate", "loss", "drift", "slow", "kill", "gmanager", "accuse", "abort")
@@ -26,6 +29,8 @@ FAULTS = ("none", "delay", "reorder", "duplicate", "loss", "drift", "slow", "kil
 
 class Restless:
     """Any planner: orders moves of random size between random instances."""
+
+    often = 0.5
 
     def __init__(self):
         self._draw = Random(0)
@@ -35,7 +40,7 @@ class Restless:
         for src, load in view.loads.items():
             for movable in load.longest:
                 others = [i for i in view.loads if i != src]
-                if movable.movable_blocks and others and draw.random() < 0.5:
+                if movable.movable_blocks and others and draw.random() < self.often:
                     moves.append(
                         Move(movable.req_id, src, draw.choice(others), draw.randint(1, movable.movable_blocks))
                     )
@@ -44,7 +49,8 @@ class Restless:
 
 @dataclass(frozen=True)
 class Case:
-    """`requests`: (input, output) tokens; `options` go to the cluster. slow: iterations are ten times longer than a lease."""
+    """`requests`: (input, output) tokens; `options` go to the cluster. nudges: (time, what, instance, number), see NUDGES.
+    slow: iterations are ten times longer than a lease."""
 
     seed: int
     chaos: ChaosParams = QUIET
@@ -52,6 +58,8 @@ class Case:
     requests: tuple = ()
     rate_rps: float = 4.0
     patience_s: tuple | None = None
+    nudges: tuple = ()
+    far_bytes_per_s: float = FAR_BYTES_PER_S[0]
     options: dict = field(default_factory=dict)
 
     @property
@@ -60,8 +68,11 @@ class Case:
 
     @property
     def lossless(self):
-        """No message is lost or later than the timers allow for, and nobody dies or is said to: no lease ends."""
+        """No message is lost or later than the timers allow for, nobody dies or is said to, and who is asked for memory back
+        can give it within a lease: no lease ends."""
         chaos, latency_s = self.chaos, 0.001
+        if self.slow or self.far_bytes_per_s < FAR_BYTES_PER_S[0]:
+            return False
         delay_s = (latency_s + chaos.delay_s) * (1 + 10 * (chaos.reorder > 0))
         try:
             check_timers(self.scheduler, 2 * delay_s)
@@ -83,13 +94,54 @@ class Case:
         return sorted(set(found)) or ["none"]
 
 
+# ---- what may happen at any time ---------------------------------------------------------------------------------------------
+def ask_back(sim, manager, number):
+    """A creditor wants to have that many more of its blocks back."""
+    kept = sum(loan.keep for loan in manager.creditor.loans.values())
+    for command in manager.creditor.reclaim(manager.pool.total - kept + number):
+        sim._perform(manager.instance, command)
+
+
+def take_back(sim, manager, number):
+    """A debtor takes one of its loans back; every other time its request is preempted meanwhile."""
+    loans = list(manager.borrower.debtor.loans.values())
+    loan = loans[number % len(loans)] if loans else None
+    if loan and manager.borrower.move_back(loan):
+        sim._deliver(manager.instance, TimerFired())
+        if number % 2:
+            order_preemption(sim, manager, loan.req_id)
+
+
+def preempt(sim, manager, number):
+    """The gManager preempts a request that has borrowed."""
+    borrowed = list(manager.borrower.debtor.by_request)
+    if borrowed:
+        order_preemption(sim, manager, borrowed[number % len(borrowed)])
+
+
+def order_preemption(sim, manager, req_id):
+    if GMANAGER not in sim.dead:
+        order = Preempt(sim.machines.gmanager._next_order(), manager.reporter._seq, req_id)
+        sim._deliver(manager.instance, MessageReceived(GMANAGER, order))
+
+
+NUDGES = {"ask back": ask_back, "take back": take_back, "preempt": preempt}
+
+
+def nudge(sim, what, instance, number):
+    if instance not in sim.dead:
+        sim._settle(instance)
+        NUDGES[what](sim, sim.machines.rmanagers[instance], number)
+
+
+# ---- cases -------------------------------------------------------------------------------------------------------------------
 def draw_kills(draw):
     """One machine or two at different times, most of them to return."""
-    kills, victims = [], [GMANAGER, *range(INSTANCES)]
+    kills, victims = [], [GMANAGER, GMANAGER, *range(INSTANCES)]
     for probability in (0.5, 0.3):
         if draw.random() < probability:
             victim = draw.choice(victims)
-            victims.remove(victim)
+            victims = [other for other in victims if other != victim]
             at_s = draw.uniform(0.2, 12.0)
             forever = victim >= 0 and draw.random() < 0.15
             kills.append((at_s, victim, NEVER if forever else at_s + draw.uniform(0.5, 20.0)))
@@ -108,7 +160,7 @@ def draw_chaos(draw, slow):
         duplicate=draw.choice([0.0, 0.2]),
         loss=draw.choice([0.0, 0.02, 0.05] if slow else [0.0, 0.1, 0.3]),
         kill=draw_kills(draw),
-        accuse=((draw.uniform(0.5, 10.0), draw.randrange(INSTANCES)),) if draw.random() < 0.25 else (),
+        accuse=((draw.uniform(0.5, 10.0), draw.randrange(INSTANCES)),) if draw.random() < 0.3 else (),
         detect_s=draw.choice([0.05, 1.0, 5.0]),
         drift_frac=draw.choice([0.0, CLOCK_DRIFT]),
     )
@@ -122,6 +174,16 @@ def draw_requests(draw, load, longest_tokens):
         long = (draw.randrange(longest_tokens // 2, longest_tokens), draw.randrange(1, longest_output))
         requests.insert(draw.randrange(len(requests)), long)
     return tuple(requests)
+
+
+def draw_nudges(draw, until_s):
+    """Creditors that want memory back, debtors that take it back and a gManager that preempts, at any time."""
+    if draw.random() < 0.4:
+        return ()
+    return tuple(
+        (draw.uniform(0.5, until_s), draw.choice([*NUDGES]), draw.randrange(INSTANCES), draw.randint(1, 60))
+        for _ in range(80)
+    )
 
 
 def draw_scheduler(draw):
@@ -144,7 +206,7 @@ def draw_options(draw, slow):
         "macro": draw.random() < 0.7,
         "batching": "chunked" if slow else draw.choice(["chunked", "prefill-first"]),
         "placement": draw.choice([Restless, Restless, PLACEMENT["greedy"], PLACEMENT["reactive"]]),
-        "nodes": draw.choice([(0,) * INSTANCES, tuple(range(INSTANCES))]),
+        "nodes": draw.choice([(0,) * INSTANCES, tuple(range(INSTANCES)), tuple(range(INSTANCES))]),
     }
     return {**options, "token_budget": 128, "scale": {"non_attention": 2600.0}} if slow else options
 
@@ -161,17 +223,27 @@ def chaos_case(seed):
         mean_s = 50.0 if load == "slow" else 5.0
         patience_s = tuple(draw.expovariate(1 / mean_s) if draw.random() < 0.4 else NEVER for _ in requests)
     rate_rps = draw.choice([1.0, 4.0, 20.0])
+    nudges = draw_nudges(draw, until_s=150.0 if load == "slow" else 10.0)
+    far_bytes_per_s = draw.choice(FAR_BYTES_PER_S)
     options = draw_options(draw, load == "slow")
-    return Case(seed, chaos, draw_scheduler(draw), requests, rate_rps, patience_s, options)
+    return Case(seed, chaos, draw_scheduler(draw), requests, rate_rps, patience_s, nudges, far_bytes_per_s, options)
 
 
 def simulation(case, cluster, workload):
     spec = cluster(num_instances=INSTANCES, scheduler=case.scheduler, chaos=case.chaos, seed=case.seed, **case.options)
-    far = replace(spec.instance, inter_link=replace(spec.instance.inter_link, bytes_per_s=FAR_BYTES_PER_S))
+    far = replace(spec.instance, inter_link=replace(spec.instance.inter_link, bytes_per_s=case.far_bytes_per_s))
     load = workload(case.requests, rate_rps=case.rate_rps, seed=case.seed)
     if case.patience_s:
         load = replace(load, patience_s=np.array(case.patience_s))
-    return Simulation(replace(spec, instance=far), load, check=True)
+    sim = Simulation(replace(spec, instance=far), load, check=True)
+    for at_s, *what in case.nudges:
+        sim._at(at_s, Kind.SAMPLE, DISPATCHER, partial(nudge, sim, *what))
+    sim._at(SLOW_END_BY_S if case.slow else END_BY_S, Kind.SAMPLE, DISPATCHER, give_up)
+    return sim
+
+
+def give_up():
+    raise RunError("the run does not end")
 
 
 def run_case(case, cluster, workload, on_transition=lambda now_s, before, cause, after: None):
@@ -181,6 +253,7 @@ def run_case(case, cluster, workload, on_transition=lambda now_s, before, cause,
 
     def watched(before, cause, after):
         transition(before, cause, after)
+        assert cause != Cause.LOST or before == State.ASKED or not case.lossless, f"a loan that was {before} is lost"
         on_transition(sim.env.now, before, cause, after)
 
     try:

@@ -6,7 +6,8 @@ first token on; while something is written into it, it holds `LANDING`. So it is
 reader, written twice, served for another request, or never filled.
 
 Checked at each completed iteration: every row has used each of its KV blocks exactly once, with the right contents, and what it
-read elsewhere was being served to it. Checked after every event: a loan that was gone at its creditor never comes back.
+read elsewhere was being served to it. Checked after every event: a loan that was gone at its creditor never comes back, and none
+shrinks below what a running iteration reads (the fence); no order is carried out on news that is older than its time to live.
 """
 
 from contextlib import contextmanager
@@ -15,11 +16,15 @@ from unittest.mock import patch
 
 from perfmodel.batching import NO_BLOCK
 from perfmodel.messages import (
+    Heartbeat,
     IterationsDone,
+    MessageReceived,
+    MoveKvCache,
     PostReceive,
     ReadEnded,
     ReadStarted,
     RefuseRead,
+    Send,
     Serve,
     StartFetch,
     StartIterations,
@@ -67,6 +72,7 @@ class Shadow:
         self._stores, self._fetches = {}, {}  # transfer → Copy
         self._runs = {}  # (RManager, req_id) → run
         self._num_runs = 0
+        self._heartbeats = {}  # (RManager, seq) → when it was sent
 
     # ---- hooks -----------------------------------------------------------------------------------------------------------
     def before(self, manager, event):
@@ -84,8 +90,12 @@ class Shadow:
         elif isinstance(event, ReadEnded):
             self._serving.pop((manager, event.reader, event.read), None)
         self._check_loans(manager)
+        self._check_fence(manager)
+        self._check_order(manager, event, now_s)
         for command in commands:
-            if isinstance(command, StartIterations):
+            if isinstance(command, Send) and isinstance(command.message, Heartbeat):
+                self._heartbeats[manager, command.message.seq] = now_s
+            elif isinstance(command, StartIterations):
                 self._start_step(manager, command)
             elif isinstance(command, StartTransfer):
                 copy = self._stores[command.transfer] = Copy()
@@ -200,6 +210,22 @@ class Shadow:
         again = (now - held) & ever
         assert not again, f"instance {manager.instance} lends {again} once more, after it was gone"
         self._loans[manager] = (now, ever | now)
+
+    def _check_fence(self, manager):
+        """Of loans that are gone altogether, by their creditor's end or a lease's, the iteration's read tells."""
+        reads = manager.step.reads if manager.step else {}
+        for loan_id, num_blocks in reads.items():
+            loan = manager.borrower.debtor.loans.get(loan_id)
+            assert loan is None or loan.num_blocks >= num_blocks, (
+                f"{loan} has shrunk while {num_blocks} blocks are read"
+            )
+
+    def _check_order(self, manager, event, now_s):
+        order = event.message if isinstance(event, MessageReceived) else None
+        opened = [loan for loan in manager.borrower.debtor.loans.values() if loan.opened_s == now_s and not loan.listed]
+        if isinstance(order, MoveKvCache) and any(loan.req_id == order.req_id for loan in opened):
+            age_s = now_s - self._heartbeats[manager, order.heartbeat]
+            assert age_s <= manager.borrower.params.order_ttl_s, f"{order} is {age_s:g} s old"
 
 
 @contextmanager

