@@ -97,11 +97,14 @@ def replay(
 @app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="a folder of `infsim run` or `infreal run`, or a run in it")
+        Path,
+        typer.Argument(
+            metavar="DIR", help="a folder of `infsim run` or `infreal run`, a run in it, or a benchmark's CSV"
+        ),
     ],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="the page (default: DIR/report.html)")] = None,
 ) -> int:
-    """Write one HTML file that explains a sweep or a run: no network, no server."""
+    """Write one HTML file that explains a sweep or a run (no network, no server), or draw a benchmark's CSV."""
     from infsim.commands import report_command
 
     return report_command(folder, out)

@@ -173,7 +173,13 @@ def replay_command(events: Path, out: Path) -> int:
 
 
 def report_command(folder: Path, file: Path | None) -> int:
-    """`infsim report`."""
+    """`infsim report`: of a folder a page, of a benchmark's profile CSV its picture, beside it."""
+    if folder.suffix == ".csv":
+        from experiments.plots_bench import plot_attention_bench
+
+        for path in plot_attention_bench(folder, folder.parent):
+            console_of().print(str(path), soft_wrap=True)
+        return 0
     from experiments.report import write_report
 
     console_of().print(str(write_report(folder, file)), soft_wrap=True)

@@ -89,6 +89,15 @@ def test_the_picture(out, tmp_path):
         assert words in svg
 
 
+def test_infsim_draws_the_csv(out, tmp_path):
+    from infsim.__main__ import main
+
+    copy = tmp_path / "attention.csv"
+    copy.write_text((out / "attention.csv").read_text())
+    assert main(["report", str(copy)]) == 0
+    assert {path.suffix for path in tmp_path.iterdir()} == {".csv", ".png", ".svg"}
+
+
 def test_the_picture_says_what_a_csv_lacks(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("operator,gpu,dtype,ranks\nmerge,x,y,2\n")
