@@ -401,10 +401,17 @@ class Simulation:
                 noticed_s = time_s + params.detect_s  # it is not back before its loss is known
                 self._at(max(back_s, noticed_s), Kind.SAMPLE, machine, partial(self._return, machine))
         for time_s, machine in params.accuse:
-            self._at(time_s, Kind.SAMPLE, machine, partial(self._tell_all, machine, PeerLost(machine)))
-            incarnation = self.machines.rmanagers[machine].incarnation
-            back = partial(self._tell_all, machine, PeerReturned(machine, incarnation))
-            self._at(time_s + params.detect_s, Kind.SAMPLE, machine, back)
+            self._at(time_s, Kind.SAMPLE, machine, partial(self._accuse, machine))
+
+    def _accuse(self, machine: int) -> None:
+        """A false death: all are told that a live instance is lost, and after a while that it is not."""
+        if machine not in self.dead:
+            self._tell_all(machine, PeerLost(machine))
+            self._at(self.env.now + self.chaos.params.detect_s, Kind.SAMPLE, machine, partial(self._acquit, machine))
+
+    def _acquit(self, machine: int) -> None:
+        if machine not in self.dead:
+            self._tell_all(machine, PeerReturned(machine, self.machines.rmanagers[machine].incarnation))
 
     def _kill(self, machine: Address) -> None:
         self._note("kill", who=machine_name(machine))

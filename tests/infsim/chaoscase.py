@@ -14,16 +14,18 @@ from perfmodel import debtor
 from perfmodel.cluster import ChaosParams
 from perfmodel.errors import InputError, RunError
 from perfmodel.loan import CLOCK_DRIFT, Cause, State, check_timers
-from perfmodel.messages import DISPATCHER, GMANAGER, MessageReceived, Preempt, TimerFired
+from perfmodel.messages import DISPATCHER, GMANAGER, MessageReceived, PeerLost, Preempt, TimerFired
 from perfmodel.policies import PLACEMENT
 from perfmodel.view import Move, SchedulerParams
 
 INSTANCES = 3
 NEVER = float("inf")
-END_BY_S, SLOW_END_BY_S = 1000.0, 20_000.0  # virtual time after which a run counts as endless
-FAR_BYTES_PER_S = (1e9, 1e8)  # a whole instance is copied in a second, or in three leases
+SPAN_S, SLOW_SPAN_S = 12.0, 300.0  # in which faults strike; slow: where iterations are ten times longer than a lease
+CALM_SPANS = 5  # … spans after which messages arrive as they should …
+END_SPANS = 80  # … and after which a run counts as endless
+FAR_BYTES_PER_S = (1e9, 1e8, 1e8)  # a whole instance is copied in a second, or in three leases
 QUIET = ChaosParams()
-AFTERMATH_S = 5.0  # how long a kill, an accusation or an abort counts as present
+AFTERMATH_S, SLOW_AFTERMATH_S = 5.0, 30.0  # how long a kill, an accusation or an abort counts as present
 FAULTS = ("none", "delay", "reorder", "duplicate", "loss", "drift", "slow", "kill", "gmanager", "accuse", "abort")
 
 
@@ -45,6 +47,12 @@ class Restless:
                         Move(movable.req_id, src, draw.choice(others), draw.randint(1, movable.movable_blocks))
                     )
         return moves
+
+
+class Seldom(Restless):
+    """So seldom that there is something left to move in the midst of a long iteration."""
+
+    often = 0.03
 
 
 @dataclass(frozen=True)
@@ -80,17 +88,18 @@ class Case:
             return False
         return not (chaos.loss or chaos.kill or chaos.accuse)
 
-    def faults(self, now_s):
+    def faults(self, now_s, workload):
         """Classes of faults that are present at a time."""
-        chaos = self.chaos
+        chaos, aftermath_s = self.chaos, SLOW_AFTERMATH_S if self.slow else AFTERMATH_S
         found = [name for name in ("delay_s", "reorder", "duplicate", "loss", "drift_frac") if getattr(chaos, name)]
         found = [name.partition("_")[0] for name in found] + ["slow"] * self.slow
         for at_s, machine, back_s in chaos.kill:
-            if at_s <= now_s <= min(back_s, at_s + 20.0) + AFTERMATH_S:
+            if at_s <= now_s <= min(back_s, at_s + 20.0) + aftermath_s:
                 found.append("gmanager" if machine == GMANAGER else "kill")
-        found += ["accuse" for at_s, _ in chaos.accuse if at_s <= now_s <= at_s + AFTERMATH_S]
-        if self.patience_s and any(at_s <= now_s <= at_s + AFTERMATH_S for at_s in self.patience_s):
-            found.append("abort")
+        found += ["accuse" for at_s, _ in chaos.accuse if at_s <= now_s <= at_s + aftermath_s]
+        if workload.patience_s is not None:
+            since_s = now_s - workload.arrival_s - workload.patience_s
+            found += ["abort"] * bool(((since_s >= 0) & (since_s <= aftermath_s)).any())
         return sorted(set(found)) or ["none"]
 
 
@@ -103,13 +112,22 @@ def ask_back(sim, manager, number):
 
 
 def take_back(sim, manager, number):
-    """A debtor takes one of its loans back; every other time its request is preempted meanwhile."""
-    loans = list(manager.borrower.debtor.loans.values())
-    loan = loans[number % len(loans)] if loans else None
-    if loan and manager.borrower.move_back(loan):
-        sim._deliver(manager.instance, TimerFired())
-        if number % 2:
-            order_preemption(sim, manager, loan.req_id)
+    """A debtor takes one of its loans back. Meanwhile its request may be preempted, its creditor ask for the rest or be accused."""
+    held = [loan for loan in manager.borrower.debtor.loans.values() if loan.state == State.HELD and not loan.fetch]
+    loan = held[number % len(held)] if held else None
+    if loan is None or not manager.borrower.move_back(loan):
+        return
+    sim._deliver(manager.instance, TimerFired())
+    if number % 2:
+        order_preemption(sim, manager, loan.req_id)
+    if number % 4 == 0 and sim.chaos.params.accuse:
+        later(sim, number / 200, sim._deliver, manager.instance, PeerLost(loan.id.creditor))
+    later(sim, number / 300, nudge, sim, "ask back", loan.id.creditor, number)
+    later(sim, number / 100, order_preemption, sim, manager, loan.req_id)
+
+
+def later(sim, delay_s, function, *values):
+    sim._at(sim.env.now + delay_s, Kind.SAMPLE, DISPATCHER, partial(function, *values))
 
 
 def preempt(sim, manager, number):
@@ -120,12 +138,13 @@ def preempt(sim, manager, number):
 
 
 def order_preemption(sim, manager, req_id):
-    if GMANAGER not in sim.dead:
+    if GMANAGER not in sim.dead and manager.instance not in sim.dead:
         order = Preempt(sim.machines.gmanager._next_order(), manager.reporter._seq, req_id)
         sim._deliver(manager.instance, MessageReceived(GMANAGER, order))
 
 
 NUDGES = {"ask back": ask_back, "take back": take_back, "preempt": preempt}
+MOSTLY = ("take back", "take back", "take back", "ask back", "preempt")
 
 
 def nudge(sim, what, instance, number):
@@ -135,32 +154,67 @@ def nudge(sim, what, instance, number):
 
 
 # ---- cases -------------------------------------------------------------------------------------------------------------------
-def draw_kills(draw):
+@dataclass(frozen=True)
+class Load:
+    """weight: how often it is drawn; span_s: when faults strike; loss, delay_s: of messages, at most."""
+
+    weight: int
+    num_requests: int
+    input_tokens: tuple
+    longest_output: int
+    span_s: float
+    loss: tuple
+    delay_s: float
+    options: dict = field(default_factory=dict)
+
+
+LOADS = (
+    Load(50, 24, (50, 700), 150, SPAN_S, (0.0, 0.1, 0.3), 0.5),
+    Load(38, 24, (50, 700), 500, SPAN_S, (0.0, 0.1, 0.3), 0.5),
+    # iterations of 25 s and more: so few messages are late or lost that some loans live for many of them
+    Load(
+        12,
+        6,
+        (100, 500),
+        6,
+        SLOW_SPAN_S,
+        (0.0, 0.02, 0.05),
+        0.02,
+        {"token_budget": 1024, "scale": {"non_attention": 2600.0}},
+    ),
+)
+
+
+def draw_kills(draw, span_s):
     """One machine or two at different times, most of them to return."""
     kills, victims = [], [GMANAGER, GMANAGER, *range(INSTANCES)]
     for probability in (0.5, 0.3):
         if draw.random() < probability:
             victim = draw.choice(victims)
             victims = [other for other in victims if other != victim]
-            at_s = draw.uniform(0.2, 12.0)
+            at_s = draw.uniform(0.2, span_s)
             forever = victim >= 0 and draw.random() < 0.15
-            kills.append((at_s, victim, NEVER if forever else at_s + draw.uniform(0.5, 20.0)))
+            away_s = NEVER if forever else draw.uniform(0.5, 3.0 if victim == GMANAGER else 20.0)
+            kills.append((at_s, victim, at_s + away_s))
             if forever:
                 break
     return tuple(kills)
 
 
-def draw_chaos(draw, slow):
-    """Where iterations are long, messages are late or lost so rarely that some loans live for many of them."""
+def draw_accusations(draw, span_s):
+    return tuple((draw.uniform(0.5, span_s), draw.randrange(INSTANCES)) for _ in range(draw.randint(1, 5)))
+
+
+def draw_chaos(draw, load):
     if draw.random() < 0.15:
         return QUIET
     return ChaosParams(
-        delay_s=draw.choice([0.0, 0.01, 0.05, 0.02 if slow else 0.5]),
+        delay_s=draw.choice([0.0, 0.01, 0.05, load.delay_s]),
         reorder=draw.choice([0.0, 0.2]),
         duplicate=draw.choice([0.0, 0.2]),
-        loss=draw.choice([0.0, 0.02, 0.05] if slow else [0.0, 0.1, 0.3]),
-        kill=draw_kills(draw),
-        accuse=((draw.uniform(0.5, 10.0), draw.randrange(INSTANCES)),) if draw.random() < 0.3 else (),
+        loss=draw.choice(load.loss),
+        kill=draw_kills(draw, load.span_s),
+        accuse=draw_accusations(draw, load.span_s) if draw.random() < 0.35 else (),
         detect_s=draw.choice([0.05, 1.0, 5.0]),
         drift_frac=draw.choice([0.0, CLOCK_DRIFT]),
     )
@@ -168,25 +222,32 @@ def draw_chaos(draw, slow):
 
 def draw_requests(draw, load, longest_tokens):
     """Short ones, and up to three that need more than an instance."""
-    count, longest_output = {"slow": (6, 4), "light": (24, 150), "crowded": (24, 500)}[load]
-    requests = [(draw.randrange(50, 700), draw.randrange(1, longest_output)) for _ in range(count)]
+    requests = [
+        (draw.randrange(*load.input_tokens), draw.randrange(1, load.longest_output)) for _ in range(load.num_requests)
+    ]
     for _ in range(draw.randrange(4)):
-        long = (draw.randrange(longest_tokens // 2, longest_tokens), draw.randrange(1, longest_output))
+        long = (draw.randrange(longest_tokens // 2, longest_tokens), draw.randrange(1, load.longest_output))
         requests.insert(draw.randrange(len(requests)), long)
     return tuple(requests)
 
 
-def draw_nudges(draw, until_s):
+def draw_patience(draw, count, span_s):
+    if draw.random() < 0.7:
+        return None
+    return tuple(draw.expovariate(2 / span_s) if draw.random() < 0.4 else NEVER for _ in range(count))
+
+
+def draw_nudges(draw, span_s):
     """Creditors that want memory back, debtors that take it back and a gManager that preempts, at any time."""
     if draw.random() < 0.4:
         return ()
     return tuple(
-        (draw.uniform(0.5, until_s), draw.choice([*NUDGES]), draw.randrange(INSTANCES), draw.randint(1, 60))
+        (draw.uniform(0.5, span_s), draw.choice(MOSTLY), draw.randrange(INSTANCES), draw.randint(1, 60))
         for _ in range(80)
     )
 
 
-def draw_scheduler(draw):
+def draw_scheduler(draw, load):
     return SchedulerParams(
         lease_s=2.5,
         renew_s=0.4,
@@ -194,39 +255,41 @@ def draw_scheduler(draw):
         period_s=0.5,
         heartbeat_s=0.5,
         lent_cap_frac=draw.choice([0.2, 0.5, 0.9]),
-        move_tokens_per_iteration=draw.choice([16, 0]),
+        move_tokens_per_iteration=0 if load.options else draw.choice([16, 0]),
     )
 
 
-def draw_options(draw, slow):
-    """Cluster: small instances that are close to each other, or far apart on links where a move takes a second."""
-    options = {
+def draw_options(draw, load):
+    """Cluster: small instances that are close to each other, or far apart on links where a move takes seconds."""
+    return {
         "num_blocks": draw.choice([95, 100]),
         "headroom_frac": draw.choice([0.0, 0.01, 0.1]),
         "macro": draw.random() < 0.7,
-        "batching": "chunked" if slow else draw.choice(["chunked", "prefill-first"]),
-        "placement": draw.choice([Restless, Restless, PLACEMENT["greedy"], PLACEMENT["reactive"]]),
+        "batching": "chunked" if load.options else draw.choice(["chunked", "prefill-first"]),
+        "placement": draw.choice([Restless, Restless, Seldom, PLACEMENT["greedy"], PLACEMENT["reactive"]]),
         "nodes": draw.choice([(0,) * INSTANCES, tuple(range(INSTANCES)), tuple(range(INSTANCES))]),
+        **load.options,
     }
-    return {**options, "token_budget": 128, "scale": {"non_attention": 2600.0}} if slow else options
 
 
 def chaos_case(seed):
     """The case of one seed."""
     draw = Random(seed)
-    load = draw.choices(["light", "crowded", "slow"], [5, 4, 1])[0]
-    chaos = draw_chaos(draw, load == "slow")
+    (load,) = draw.choices(LOADS, [load.weight for load in LOADS])
+    chaos = draw_chaos(draw, load)
     lost_forever = any(back_s == NEVER for _, _, back_s in chaos.kill)
     requests = draw_requests(draw, load, longest_tokens=1500 if lost_forever else 2700)
-    patience_s = None
-    if draw.random() < 0.3:
-        mean_s = 50.0 if load == "slow" else 5.0
-        patience_s = tuple(draw.expovariate(1 / mean_s) if draw.random() < 0.4 else NEVER for _ in requests)
-    rate_rps = draw.choice([1.0, 4.0, 20.0])
-    nudges = draw_nudges(draw, until_s=150.0 if load == "slow" else 10.0)
-    far_bytes_per_s = draw.choice(FAR_BYTES_PER_S)
-    options = draw_options(draw, load == "slow")
-    return Case(seed, chaos, draw_scheduler(draw), requests, rate_rps, patience_s, nudges, far_bytes_per_s, options)
+    return Case(
+        seed,
+        chaos,
+        draw_scheduler(draw, load),
+        requests,
+        rate_rps=draw.choice([1.0, 4.0, 20.0]),
+        patience_s=draw_patience(draw, len(requests), load.span_s),
+        nudges=draw_nudges(draw, load.span_s),
+        far_bytes_per_s=draw.choice(FAR_BYTES_PER_S),
+        options=draw_options(draw, load),
+    )
 
 
 def simulation(case, cluster, workload):
@@ -238,23 +301,34 @@ def simulation(case, cluster, workload):
     sim = Simulation(replace(spec, instance=far), load, check=True)
     for at_s, *what in case.nudges:
         sim._at(at_s, Kind.SAMPLE, DISPATCHER, partial(nudge, sim, *what))
-    sim._at(SLOW_END_BY_S if case.slow else END_BY_S, Kind.SAMPLE, DISPATCHER, give_up)
+    span_s = SLOW_SPAN_S if case.slow else SPAN_S
+    sim._at(CALM_SPANS * span_s, Kind.SAMPLE, DISPATCHER, partial(calm, sim))
+    sim._at(END_SPANS * span_s, Kind.SAMPLE, DISPATCHER, give_up)
     return sim
+
+
+def calm(sim):
+    """From now on messages arrive once and in time; what goes wrong for ever is not the messages' fault."""
+    sim.chaos.params = replace(sim.chaos.params, delay_s=0.0, reorder=0.0, duplicate=0.0, loss=0.0)
 
 
 def give_up():
     raise RunError("the run does not end")
 
 
-def run_case(case, cluster, workload, on_transition=lambda now_s, before, cause, after: None):
-    """Run it, with every invariant after every event, data followed, and the end checked. Failures name the seed."""
+def run_case(case, cluster, workload, counts=None):
+    """Run it, with every invariant after every event, data followed, and the end checked. Failures name the seed.
+
+    counts: takes "state cause fault" of every transition and every class of fault that was present.
+    """
     transition = debtor.transition
     sim = simulation(case, cluster, workload)
 
     def watched(before, cause, after):
         transition(before, cause, after)
         assert cause != Cause.LOST or before == State.ASKED or not case.lossless, f"a loan that was {before} is lost"
-        on_transition(sim.env.now, before, cause, after)
+        if counts is not None:
+            counts.update(f"{before} {cause} {fault}" for fault in case.faults(sim.env.now, sim.workload))
 
     try:
         with shadow() as watch, patch.object(debtor, "transition", watched):

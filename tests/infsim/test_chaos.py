@@ -13,26 +13,23 @@ from perfmodel.loan import TRANSITIONS, Cause, State
 BLOCKS = 10  # tests that share the seeds of a suite
 SEEDS, SLOW_SEEDS = 100, 1000
 
-UNREACHABLE = {
-    (State.CLOSING, Cause.LISTED): "an asked loan that ends is read by nothing: its fence falls within the same event",
+UNREACHABLE = {  # (state, cause, class of fault or "any"): why
+    (
+        State.CLOSING,
+        Cause.LISTED,
+        "any",
+    ): "nothing reads an asked loan: when it ends, its fence falls within the same event",
+    (State.GRANTED, Cause.LOST, "none"): "what is granted is lost by the end of a lease or of a creditor only",
+    (State.HELD, Cause.LOST, "none"): "what is held is lost by the end of a lease or of a creditor only",
+    (State.CLOSING, Cause.LOST, "none"): "what is closing is lost by the end of a lease or of a creditor only",
 }
-
-
-RARE = {
-    (State.CLOSING, Cause.LOST)
-}  # a loan lost between its request's end and its fence: 1,000 seeds reach it, 100 may not
 
 
 def run_seeds(seeds, cluster, workload):
     """How often each transition has happened in the presence of each class of fault, as {"state cause fault": count}."""
     counts = Counter()
     for seed in seeds:
-        case = chaos_case(seed)
-
-        def count(now_s, before, cause, after, case=case):
-            counts.update(f"{before} {cause} {fault}" for fault in case.faults(now_s))
-
-        run_case(case, cluster, workload, count)
+        run_case(chaos_case(seed), cluster, workload, counts)
     return counts
 
 
@@ -41,7 +38,8 @@ def table(counts):
     lines = [f"{'state':<9}{'cause':<9}" + "".join(f"{fault:>10}" for fault in FAULTS)]
     for state, cause in TRANSITIONS:
         numbers = "".join(f"{counts[f'{state} {cause} {fault}']:>10}" for fault in FAULTS)
-        lines.append(f"{state:<9}{cause:<9}{numbers}  {UNREACHABLE.get((state, cause), '')}".rstrip())
+        lines.append(f"{state:<9}{cause:<9}{numbers}")
+    lines += [f"unreachable: {state} {cause} ({fault}): {why}" for (state, cause, fault), why in UNREACHABLE.items()]
     return "\n".join(lines)
 
 
@@ -58,29 +56,29 @@ def sum_of_blocks(name, block, counts, tmp_path_factory):
     return sum((Counter(json.loads(file.read_text())) for file in files), Counter())
 
 
-def lacking(counts, at_least, columns):
+def is_reachable(state, cause, fault):
+    return not any((state, cause, which) in UNREACHABLE for which in (fault, "any"))
+
+
+def lacking(counts, at_least, faults):
     """Reachable pairs of a transition and a class of fault that were hit too rarely."""
-    pairs = [
-        (f"{state} {cause}", fault)
-        for state, cause in TRANSITIONS
-        if (state, cause) not in UNREACHABLE
-        for fault in columns
-    ]
-    return [f"{name} {fault}" for name, fault in pairs if counts[f"{name} {fault}"] < at_least]
+    pairs = [(state, cause, fault) for state, cause in TRANSITIONS for fault in faults]
+    names = [f"{state} {cause} {fault}" for state, cause, fault in pairs if is_reachable(state, cause, fault)]
+    return {name: counts[name] for name in names if counts[name] < at_least}
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_chaos(cluster, workload, tmp_path_factory, block):
-    """100 seeds; together they take every reachable transition but the rarest."""
+    """100 seeds; together they take every reachable transition."""
     size = SEEDS // BLOCKS
     counts = run_seeds(range(block * size, block * size + size), cluster, workload)
     total = sum_of_blocks("chaos", block, counts, tmp_path_factory)
     if total is not None:
         print(table(total))
-        any_fault = Counter()
-        for key, count in total.items():
-            any_fault[key.rpartition(" ")[0] + " any"] += count
-        assert set(lacking(any_fault, 1, ["any"])) <= {f"{state} {cause} any" for state, cause in RARE}
+        whatever = Counter()
+        for name, count in total.items():
+            whatever[name.rpartition(" ")[0] + " whatever"] += count
+        assert not lacking(whatever, 1, ["whatever"])
 
 
 @pytest.mark.slow
@@ -92,4 +90,4 @@ def test_chaos_of_a_thousand_seeds(cluster, workload, tmp_path_factory, block):
     total = sum_of_blocks("chaos-slow", block, counts, tmp_path_factory)
     if total is not None:
         print(table(total))
-        assert not lacking(total, 5, FAULTS), table(total)
+        assert not lacking(total, 5, FAULTS)

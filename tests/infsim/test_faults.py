@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from chaoscase import QUIET, Case, check_end, simulation
+from scenarios import long_iterations
 from shadow import shadow
 
 from infsim.clockwork import Kind
@@ -149,6 +150,19 @@ def test_a_fault_at_every_state_of_a_move(cluster, workload, kind, state, fault)
     assert status[0] == ("aborted" if fault == "abort" else "finished")
     assert {status[i] for i in OTHERS} == {"finished"}
     check_end(replace(case, patience_s=(1.0,) * 7 if fault == "abort" else None), sim, result)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_loans_outlive_iterations_ten_times_longer_than_a_lease(cluster, workload, seed):
+    case = long_iterations(seed)
+    sim = simulation(case, cluster, workload)
+    with shadow() as watch:
+        result = sim.run()
+    check_end(case, sim, result)
+    assert result.makespan_s > 100 * case.scheduler.lease_s
+    assert "committed" in result.moves["outcome"]
+    assert "lost" not in result.moves["outcome"]
+    assert (watch.refused, sum(result.requests["num_preemptions"])) == ([], 0)
 
 
 # ---- the driver --------------------------------------------------------------------------------------------------------------
