@@ -48,28 +48,19 @@ def late(seed):
 
 def crossing(seed):
     """Iterations ten times longer than a lease, in the midst of which blocks move in all directions and peers are given up."""
-    draw = Random(seed)
-    accuse = tuple((draw.uniform(150, 400), draw.randrange(INSTANCES)) for _ in range(6))
+    draw, requests = Random(seed), requests_of(seed, 6, (300, 500), (5, 9))
+    accuse = tuple((draw.uniform(150, 350), draw.randrange(INSTANCES)) for _ in range(6))
     nudges = tuple(
-        (draw.uniform(150, 450), draw.choice(MOSTLY), draw.randrange(INSTANCES), draw.randint(1, 60)) for _ in range(80)
+        (draw.uniform(150, 350), draw.choice(MOSTLY), draw.randrange(INSTANCES), draw.randint(1, 60)) for _ in range(80)
     )
-    chaos = ChaosParams(accuse=accuse, detect_s=0.5)
-    return Case(
-        seed,
-        chaos,
-        TIMERS,
-        requests_of(seed, 6, (300, 500), (8, 12)),
-        20.0,
-        None,
-        nudges,
-        options={**SLOW, "placement": Seldom},
-    )
+    chaos, options = ChaosParams(accuse=accuse, detect_s=0.5), {**SLOW, "placement": Seldom}
+    return Case(seed, chaos, TIMERS, requests, rate_rps=20.0, nudges=nudges, options=options)
 
 
 def long_iterations(seed):
     """Iterations ten times longer than a lease, and no faults: leases are kept by managers, not by iterations."""
     return Case(
-        seed, QUIET, TIMERS, requests_of(seed, 6, (300, 500), (8, 12)), 20.0, options={**SLOW, "placement": Seldom}
+        seed, QUIET, TIMERS, requests_of(seed, 6, (300, 500), (8, 10)), 20.0, options={**SLOW, "placement": Seldom}
     )
 
 

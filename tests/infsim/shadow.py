@@ -72,6 +72,7 @@ class Shadow:
         self._stores, self._fetches = {}, {}  # transfer → Copy
         self._runs = {}  # (RManager, req_id) → run
         self._num_runs = 0
+        self._was_open = False  # the loan of the copy that ends now
         self._heartbeats = {}  # (RManager, seq) → when it was sent
 
     # ---- hooks -----------------------------------------------------------------------------------------------------------
@@ -80,6 +81,7 @@ class Shadow:
         if isinstance(event, IterationsDone) and event.num_iterations:
             self._check_step(manager)
         elif isinstance(event, TransferDone):
+            self._was_open = event.ok and event.loan in manager.borrower.debtor.loans
             self._end_copy(manager, event)
 
     def after(self, manager, event, commands, now_s):
@@ -90,7 +92,7 @@ class Shadow:
         elif isinstance(event, ReadEnded):
             self._serving.pop((manager, event.reader, event.read), None)
         self._check_loans(manager)
-        self._check_fence(manager)
+        self._check_fence(manager, event)
         self._check_order(manager, event, now_s)
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, Heartbeat):
@@ -211,14 +213,15 @@ class Shadow:
         assert not again, f"instance {manager.instance} lends {again} once more, after it was gone"
         self._loans[manager] = (now, ever | now)
 
-    def _check_fence(self, manager):
-        """Of loans that are gone altogether, by their creditor's end or a lease's, the iteration's read tells."""
+    def _check_fence(self, manager, event):
+        """A loan may be gone by the end of its creditor or its lease, but neither shrinks nor goes because its tail is back."""
         reads = manager.step.reads if manager.step else {}
+        loans = manager.borrower.debtor.loans
+        if isinstance(event, TransferDone) and event.loan in reads:
+            assert not self._was_open or event.loan in loans, f"{event.loan} is given back while it is read"
         for loan_id, num_blocks in reads.items():
-            loan = manager.borrower.debtor.loans.get(loan_id)
-            assert loan is None or loan.num_blocks >= num_blocks, (
-                f"{loan} has shrunk while {num_blocks} blocks are read"
-            )
+            shrunk = loan_id in loans and loans[loan_id].num_blocks < num_blocks
+            assert not shrunk, f"{loan_id} has shrunk while {num_blocks} blocks of it are read"
 
     def _check_order(self, manager, event, now_s):
         order = event.message if isinstance(event, MessageReceived) else None

@@ -17,7 +17,7 @@ CAUGHT_BY = {  # the family of cases that catches it, and within how many seeds
     "no fence": (crossing, 8),
     "no pin on serve": (crossing, 8),
     "no pin on receive": (cut_short, 30),
-    "ledger before the fence": (crossing, 16),
+    "ledger before the fence": (crossing, 8),
     "pledges not counted": (far, 8),
     "commit before stored": (quiet, 8),
     "seq not compared": (late, 40),
