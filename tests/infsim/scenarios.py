@@ -3,7 +3,7 @@
 from dataclasses import replace
 from random import Random
 
-from chaoscase import INSTANCES, MOSTLY, QUIET, Case, Restless, Seldom
+from chaoscase import INSTANCES, MOSTLY, QUIET, Case, Restless
 
 from perfmodel.cluster import ChaosParams
 from perfmodel.policies.placement import NoPlacement
@@ -13,7 +13,14 @@ TIMERS = SchedulerParams(
     lease_s=2.5, renew_s=0.4, period_s=0.5, heartbeat_s=0.5, move_tokens_per_iteration=0, lent_cap_frac=0.9
 )
 NEAR = {"num_blocks": 100, "placement": Restless, "headroom_frac": 0.0}
+UNHURRIED = replace(TIMERS, period_s=2.0, heartbeat_s=2.0)
 SLOW = {**NEAR, "token_budget": 1024, "scale": {"non_attention": 2600.0}}
+
+
+class Slowly(Restless):
+    """So seldom that there is something left to move in the midst of a long iteration."""
+
+    often = 0.1
 
 
 def requests_of(seed, count, inputs, outputs):
@@ -53,14 +60,14 @@ def crossing(seed):
     nudges = tuple(
         (draw.uniform(150, 350), draw.choice(MOSTLY), draw.randrange(INSTANCES), draw.randint(1, 60)) for _ in range(80)
     )
-    chaos, options = ChaosParams(accuse=accuse, detect_s=0.5), {**SLOW, "placement": Seldom}
-    return Case(seed, chaos, TIMERS, requests, rate_rps=20.0, nudges=nudges, options=options)
+    chaos, options = ChaosParams(accuse=accuse, detect_s=0.5), {**SLOW, "placement": Slowly}
+    return Case(seed, chaos, UNHURRIED, requests, rate_rps=20.0, nudges=nudges, options=options)
 
 
 def long_iterations(seed):
     """Iterations ten times longer than a lease, and no faults: leases are kept by managers, not by iterations."""
     return Case(
-        seed, QUIET, TIMERS, requests_of(seed, 6, (300, 500), (8, 10)), 20.0, options={**SLOW, "placement": Seldom}
+        seed, QUIET, TIMERS, requests_of(seed, 6, (300, 500), (8, 10)), 20.0, options={**SLOW, "placement": Slowly}
     )
 
 
