@@ -1,31 +1,22 @@
-"""Chaos cases: a seed's cluster, load and faults; how it is run, and what must hold when it has ended."""
+"""Chaos cases: a seed's cluster, load and faults. How they are run: chaosrun."""
 
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from random import Random
-from unittest.mock import patch
 
-import numpy as np
-from shadow import shadow
-
-from infsim.clockwork import Kind
-from infsim.driver import Simulation
-from perfmodel import debtor
 from perfmodel.cluster import ChaosParams
-from perfmodel.errors import InputError, RunError
-from perfmodel.loan import CLOCK_DRIFT, Cause, State, check_timers
-from perfmodel.messages import DISPATCHER, GMANAGER, MessageReceived, PeerLost, Preempt, TimerFired
+from perfmodel.errors import InputError
+from perfmodel.loan import CLOCK_DRIFT, check_timers
+from perfmodel.messages import GMANAGER
 from perfmodel.policies import PLACEMENT
 from perfmodel.view import Move, SchedulerParams
 
 INSTANCES = 3
 NEVER = float("inf")
 SPAN_S, SLOW_SPAN_S = 12.0, 300.0  # in which faults strike; slow: where iterations are ten times longer than a lease
-CALM_SPANS = 5  # … spans after which messages arrive as they should …
-END_SPANS = 80  # … and after which a run counts as endless
 FAR_BYTES_PER_S = (1e9, 1e8, 1e8)  # a whole instance is copied in a second, or in three leases
 QUIET = ChaosParams()
 AFTERMATH_S, SLOW_AFTERMATH_S = 5.0, 30.0  # how long a kill, an accusation or an abort counts as present
+MOSTLY = ("take back", "take back", "take back", "ask back", "preempt")  # what nudges do: chaosrun.NUDGES
 FAULTS = ("none", "delay", "reorder", "duplicate", "loss", "drift", "slow", "kill", "gmanager", "accuse", "abort")
 
 
@@ -101,56 +92,6 @@ class Case:
             since_s = now_s - workload.arrival_s - workload.patience_s
             found += ["abort"] * bool(((since_s >= 0) & (since_s <= aftermath_s)).any())
         return sorted(set(found)) or ["none"]
-
-
-# ---- what may happen at any time ---------------------------------------------------------------------------------------------
-def ask_back(sim, manager, number):
-    """A creditor wants to have that many more of its blocks back."""
-    kept = sum(loan.keep for loan in manager.creditor.loans.values())
-    for command in manager.creditor.reclaim(manager.pool.total - kept + number):
-        sim._perform(manager.instance, command)
-
-
-def take_back(sim, manager, number):
-    """A debtor takes one of its loans back. Meanwhile its request may be preempted, its creditor ask for the rest or be accused."""
-    held = [loan for loan in manager.borrower.debtor.loans.values() if loan.state == State.HELD and not loan.fetch]
-    loan = held[number % len(held)] if held else None
-    if loan is None or not manager.borrower.move_back(loan):
-        return
-    sim._deliver(manager.instance, TimerFired())
-    if number % 2:
-        order_preemption(sim, manager, loan.req_id)
-    if number % 4 == 0 and sim.chaos.params.accuse:
-        later(sim, number / 200, sim._deliver, manager.instance, PeerLost(loan.id.creditor))
-    later(sim, number / 300, nudge, sim, "ask back", loan.id.creditor, number)
-    later(sim, number / 100, order_preemption, sim, manager, loan.req_id)
-
-
-def later(sim, delay_s, function, *values):
-    sim._at(sim.env.now + delay_s, Kind.SAMPLE, DISPATCHER, partial(function, *values))
-
-
-def preempt(sim, manager, number):
-    """The gManager preempts a request that has borrowed."""
-    borrowed = list(manager.borrower.debtor.by_request)
-    if borrowed:
-        order_preemption(sim, manager, borrowed[number % len(borrowed)])
-
-
-def order_preemption(sim, manager, req_id):
-    if GMANAGER not in sim.dead and manager.instance not in sim.dead:
-        order = Preempt(sim.machines.gmanager._next_order(), manager.reporter._seq, req_id)
-        sim._deliver(manager.instance, MessageReceived(GMANAGER, order))
-
-
-NUDGES = {"ask back": ask_back, "take back": take_back, "preempt": preempt}
-MOSTLY = ("take back", "take back", "take back", "ask back", "preempt")
-
-
-def nudge(sim, what, instance, number):
-    if instance not in sim.dead:
-        sim._settle(instance)
-        NUDGES[what](sim, sim.machines.rmanagers[instance], number)
 
 
 # ---- cases -------------------------------------------------------------------------------------------------------------------
@@ -290,70 +231,3 @@ def chaos_case(seed):
         far_bytes_per_s=draw.choice(FAR_BYTES_PER_S),
         options=draw_options(draw, load),
     )
-
-
-def simulation(case, cluster, workload):
-    spec = cluster(num_instances=INSTANCES, scheduler=case.scheduler, chaos=case.chaos, seed=case.seed, **case.options)
-    far = replace(spec.instance, inter_link=replace(spec.instance.inter_link, bytes_per_s=case.far_bytes_per_s))
-    load = workload(case.requests, rate_rps=case.rate_rps, seed=case.seed)
-    if case.patience_s:
-        load = replace(load, patience_s=np.array(case.patience_s))
-    sim = Simulation(replace(spec, instance=far), load, check=True)
-    for at_s, *what in case.nudges:
-        sim._at(at_s, Kind.SAMPLE, DISPATCHER, partial(nudge, sim, *what))
-    span_s = SLOW_SPAN_S if case.slow else SPAN_S
-    sim._at(CALM_SPANS * span_s, Kind.SAMPLE, DISPATCHER, partial(calm, sim))
-    sim._at(END_SPANS * span_s, Kind.SAMPLE, DISPATCHER, give_up)
-    return sim
-
-
-def calm(sim):
-    """From now on messages arrive once and in time; what goes wrong for ever is not the messages' fault."""
-    sim.chaos.params = replace(sim.chaos.params, delay_s=0.0, reorder=0.0, duplicate=0.0, loss=0.0)
-
-
-def give_up():
-    raise RunError("the run does not end")
-
-
-def run_case(case, cluster, workload, counts=None):
-    """Run it, with every invariant after every event, data followed, and the end checked. Failures name the seed.
-
-    counts: takes "state cause fault" of every transition and every class of fault that was present.
-    """
-    transition = debtor.transition
-    sim = simulation(case, cluster, workload)
-
-    def watched(before, cause, after):
-        transition(before, cause, after)
-        assert cause != Cause.LOST or before == State.ASKED or not case.lossless, f"a loan that was {before} is lost"
-        if counts is not None:
-            counts.update(f"{before} {cause} {fault}" for fault in case.faults(sim.env.now, sim.workload))
-
-    try:
-        with shadow() as watch, patch.object(debtor, "transition", watched):
-            result = sim.run()
-        check_end(case, sim, result)
-        if case.lossless:
-            assert not watch.refused, f"stale without a crash or the end of a lease: {watch.refused[0]}"
-    except Exception as error:
-        raise AssertionError(f"seed {case.seed}: {type(error).__name__}: {error}") from error
-    return result
-
-
-def check_end(case, sim, result):
-    """Every request has one status, and where it has not finished a reason; nothing is borrowed, lent, pinned or on its way."""
-    assert result.requests["req_id"] == list(range(len(case.requests)))
-    for req_id, status, reason in zip(*(result.requests[name] for name in ("req_id", "status", "reason")), strict=True):
-        assert status in ("finished", "failed", "rejected", "aborted"), f"request {req_id}: {status}"
-        assert (status == "finished") == (reason == ""), f"request {req_id}: {status} {reason!r}"
-        may_abort = case.patience_s is not None and case.patience_s[req_id] < NEVER
-        assert status != "aborted" or may_abort, f"request {req_id} was aborted by nobody"
-    sim.machines.check_invariants()
-    for instance, manager in enumerate(sim.machines.rmanagers):
-        state = manager.sample()
-        total = manager.pool.total
-        wanted = {**dict.fromkeys(state, 0), "free_blocks": total}
-        if instance not in sim.dead:
-            assert state == wanted, f"instance {instance} at rest: {state}"
-            assert not any(map(manager.pool.is_pinned, range(total))), f"instance {instance} has pins at rest"

@@ -12,7 +12,7 @@ from perfmodel.cluster import ClusterSpec, Workload
 from perfmodel.policies import BATCHING, DISPATCH
 from perfmodel.specs import InstanceSpec
 
-sys.path.insert(0, str(Path(__file__).parent))  # `shadow` and `chaoscase`, shared by the tests of this folder
+sys.path.insert(0, str(Path(__file__).parent))  # `shadow`, `chaoscase`, …, shared by the tests of this folder
 
 
 def _cluster(num_instances=2, num_blocks=100, model="llama2-7b", tensor_parallel=1, **options):

@@ -6,7 +6,8 @@ import os
 from collections import Counter
 
 import pytest
-from chaoscase import FAULTS, chaos_case, run_case
+from chaoscase import FAULTS, chaos_case
+from chaosrun import run_case
 
 from perfmodel.loan import TRANSITIONS, Cause, State
 

@@ -6,7 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from chaoscase import QUIET, Case, check_end, simulation
+from chaoscase import QUIET, Case
+from chaosrun import check_end, simulation
 from scenarios import long_iterations
 from shadow import shadow
 

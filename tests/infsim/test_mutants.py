@@ -4,7 +4,7 @@ from functools import partial
 from unittest.mock import patch
 
 import pytest
-from chaoscase import run_case
+from chaosrun import run_case
 from mutants import MUTANTS
 from scenarios import crossing, cut_short, far, late, orphans, prompts, quiet, restarts
 
