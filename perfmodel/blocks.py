@@ -76,13 +76,15 @@ class BlockPool:
             self.lent += 1
 
     def release(self, blocks: Sequence[int], fence: bool = False) -> None:
-        """Give blocks up. Pinned ones, or all of them where a running iteration may use them (`fence`), drain first."""
-        if not fence and not self._pins:
+        """Give blocks up. Pinned ones drain first; where a running iteration may use them (`fence`) all are, until `unpin`."""
+        if fence:
+            self.pin(blocks)
+        if not self._pins:
             self._free_all(blocks)
             return
         for block in blocks:
             self._count(block, -1)
-            if fence or block in self._pins:
+            if block in self._pins:
                 self._owner[block] = Owner.DRAINING
                 self.draining += 1
             else:
@@ -100,15 +102,10 @@ class BlockPool:
             self._pins[block] -= 1
             if not self._pins[block]:
                 del self._pins[block]
-        self.drain(blocks)
-
-    def drain(self, blocks: Iterable[int]) -> None:
-        """Free those of `blocks` that are draining and not pinned."""
-        for block in blocks:
-            if self._owner[block] == Owner.DRAINING and block not in self._pins:
-                self._owner[block] = Owner.FREE
-                self.draining -= 1
-                self._free.append(block)
+                if self._owner[block] == Owner.DRAINING:
+                    self._owner[block] = Owner.FREE
+                    self.draining -= 1
+                    self._free.append(block)
 
     def is_pinned(self, block: int) -> bool:
         return block in self._pins

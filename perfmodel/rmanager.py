@@ -304,7 +304,7 @@ class RManager:
             row = self.batcher.decoding[req_id]
             self.remove(row)
             self.finish(row, "finished", "", now_s)
-        self.pool.drain(self.fenced)
+        self.pool.unpin(self.fenced)
         self.fenced.clear()
         self.borrower.on_boundary(event.stale, now_s)
         self._end_leaving(now_s)

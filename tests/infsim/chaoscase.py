@@ -1,6 +1,6 @@
 """Chaos cases: a seed's cluster, load and faults. How they are run: chaosrun."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from perfmodel.cluster import ChaosParams
@@ -13,7 +13,7 @@ from perfmodel.view import Move, SchedulerParams
 INSTANCES = 3
 NEVER = float("inf")
 SPAN_S, SLOW_SPAN_S = 12.0, 300.0  # in which faults strike; slow: where iterations are ten times longer than a lease
-FAR_BYTES_PER_S = (1e9, 1e8, 1e8)  # a whole instance is copied in a second, or in three leases
+FAR_BYTES_PER_S = 1e9  # between nodes: a whole instance is copied in a second
 QUIET = ChaosParams()
 AFTERMATH_S, SLOW_AFTERMATH_S = 5.0, 30.0  # how long a kill, an accusation or an abort counts as present
 MOSTLY = ("take back", "take back", "take back", "ask back", "preempt")  # what nudges do: chaosrun.NUDGES
@@ -58,7 +58,7 @@ class Case:
     rate_rps: float = 4.0
     patience_s: tuple | None = None
     nudges: tuple = ()
-    far_bytes_per_s: float = FAR_BYTES_PER_S[0]
+    far_bytes_per_s: float = FAR_BYTES_PER_S
     options: dict = field(default_factory=dict)
 
     @property
@@ -70,7 +70,7 @@ class Case:
         """No message is lost or later than the timers allow for, nobody dies or is said to, and who is asked for memory back
         can give it within a lease: no lease ends."""
         chaos, latency_s = self.chaos, 0.001
-        if self.slow or self.far_bytes_per_s < FAR_BYTES_PER_S[0]:
+        if self.slow or self.far_bytes_per_s < FAR_BYTES_PER_S:
             return False
         delay_s = (latency_s + chaos.delay_s) * (1 + 10 * (chaos.reorder > 0))
         try:
@@ -97,7 +97,8 @@ class Case:
 # ---- cases -------------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Load:
-    """weight: how often it is drawn; span_s: when faults strike; loss, delay_s: of messages, at most."""
+    """weight: how often it is drawn; span_s: when faults strike; loss, delay_s: of messages, at most; farther_bytes_per_s: between
+    nodes, so that a copy takes longer than a lease."""
 
     weight: int
     num_requests: int
@@ -106,24 +107,33 @@ class Load:
     span_s: float
     loss: tuple
     delay_s: float
+    farther_bytes_per_s: float
     options: dict = field(default_factory=dict)
 
 
-LOADS = (
-    Load(50, 24, (50, 700), 150, SPAN_S, (0.0, 0.1, 0.3), 0.5),
-    Load(38, 24, (50, 700), 500, SPAN_S, (0.0, 0.1, 0.3), 0.5),
-    # iterations of 25 s and more: so few messages are late or lost that some loans live for many of them
-    Load(
-        12,
-        6,
-        (100, 500),
-        6,
-        SLOW_SPAN_S,
-        (0.0, 0.02, 0.05),
-        0.02,
-        {"token_budget": 1024, "scale": {"non_attention": 2600.0}},
-    ),
+LIGHT = Load(
+    weight=50,
+    num_requests=24,
+    input_tokens=(50, 700),
+    longest_output=150,
+    span_s=SPAN_S,
+    loss=(0.0, 0.1, 0.3),
+    delay_s=0.5,
+    farther_bytes_per_s=1e8,
 )
+CROWDED = replace(LIGHT, weight=36, longest_output=500)
+SLOW = Load(  # so few messages are late or lost that some loans live for many iterations
+    weight=14,
+    num_requests=8,
+    input_tokens=(200, 500),
+    longest_output=8,
+    span_s=SLOW_SPAN_S,
+    loss=(0.0, 0.02, 0.05),
+    delay_s=0.02,
+    farther_bytes_per_s=2e7,
+    options={"token_budget": 1024, "scale": {"non_attention": 2600.0}},  # iterations of 25 s and more
+)
+LOADS = (LIGHT, CROWDED, SLOW)
 
 
 def draw_kills(draw, span_s):
@@ -228,6 +238,6 @@ def chaos_case(seed):
         rate_rps=draw.choice([1.0, 4.0, 20.0]),
         patience_s=draw_patience(draw, len(requests), load.span_s),
         nudges=draw_nudges(draw, load.span_s),
-        far_bytes_per_s=draw.choice(FAR_BYTES_PER_S),
+        far_bytes_per_s=draw.choice([FAR_BYTES_PER_S, load.farther_bytes_per_s, load.farther_bytes_per_s]),
         options=draw_options(draw, load),
     )

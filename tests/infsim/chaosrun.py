@@ -36,7 +36,7 @@ def take_back(sim, manager, number):
     sim._deliver(manager.instance, TimerFired())
     if number % 2:
         order_preemption(sim, manager, loan.req_id)
-    if number % 4 == 0 and sim.chaos.params.accuse:
+    if number % 3 == 0 and (sim.chaos.params.accuse or sim.chaos.params.kill):
         later(sim, number / 200, sim._deliver, manager.instance, PeerLost(loan.id.creditor))
     later(sim, number / 300, nudge, sim, "ask back", loan.id.creditor, number)
     later(sim, number / 100, order_preemption, sim, manager, loan.req_id)

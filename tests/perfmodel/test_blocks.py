@@ -41,7 +41,7 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
         self.pool.release(blocks, fence)
         if fence:
-            self.pool.drain(blocks)
+            self.pinned.append(blocks)
 
     @precondition(lambda self: self.pinned)
     @rule(data=st.data())
@@ -59,6 +59,18 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestPool = PoolMachine.TestCase
+
+
+def test_what_a_running_iteration_reads_is_not_free_when_a_transfer_lets_go_of_it():
+    """Found by chaos: a transfer that ended freed blocks that had been committed meanwhile, under the step that read them."""
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    pool.pin(blocks)
+    pool.release(blocks, fence=True)
+    pool.unpin(blocks)  # the transfer
+    assert (pool.draining, pool.free) == (2, 2)
+    pool.unpin(blocks)  # the iteration
+    assert (pool.draining, pool.free) == (0, 4)
 
 
 def test_a_block_released_twice_is_caught():
