@@ -130,7 +130,7 @@ SLOW = Load(  # so few messages are late or lost that some loans live for many i
     span_s=SLOW_SPAN_S,
     loss=(0.0, 0.02, 0.05),
     delay_s=0.02,
-    farther_bytes_per_s=2e7,
+    farther_bytes_per_s=8e6,
     options={"token_budget": 1024, "scale": {"non_attention": 2600.0}},  # iterations of 25 s and more
 )
 LOADS = (LIGHT, CROWDED, SLOW)
@@ -138,8 +138,8 @@ LOADS = (LIGHT, CROWDED, SLOW)
 
 def draw_kills(draw, span_s):
     """One machine or two at different times, most of them to return."""
-    kills, victims = [], [GMANAGER, GMANAGER, *range(INSTANCES)]
-    for probability in (0.5, 0.3):
+    kills, victims = [], [GMANAGER] * 4 + [*range(INSTANCES)]
+    for probability in (0.6, 0.4):
         if draw.random() < probability:
             victim = draw.choice(victims)
             victims = [other for other in victims if other != victim]

@@ -22,28 +22,48 @@ END_SPANS = 80  # spans after which a run counts as endless
 # ---- what may happen at any time ---------------------------------------------------------------------------------------------
 def ask_back(sim, manager, number):
     """A creditor wants to have that many more of its blocks back."""
-    kept = sum(loan.keep for loan in manager.creditor.loans.values())
-    for command in manager.creditor.reclaim(manager.pool.total - kept + number):
-        sim._perform(manager.instance, command)
+    kept = sum(loan.keep for loan in manager.creditor.loans.values() if not loan.capacity)
+    if kept:
+        for command in manager.creditor.reclaim(manager.pool.total - kept + number):
+            sim._perform(manager.instance, command)
+    return kept > 0
 
 
 def take_back(sim, manager, number):
-    """A debtor takes one of its loans back. Meanwhile its request may be preempted, its creditor ask for the rest or be accused."""
+    """A debtor takes one of its loans back. Every other time its request is preempted meanwhile; then fate strikes once more."""
     held = [loan for loan in manager.borrower.debtor.loans.values() if loan.state == State.HELD and not loan.fetch]
     loan = held[number % len(held)] if held else None
     if loan is None or not manager.borrower.move_back(loan):
-        return
+        return False
     sim._deliver(manager.instance, TimerFired())
     if number % 2:
         order_preemption(sim, manager, loan.req_id)
-    if number % 3 == 0 and (sim.chaos.params.accuse or sim.chaos.params.kill):
-        later(sim, number / 200, sim._deliver, manager.instance, PeerLost(loan.id.creditor))
-    later(sim, number / 300, nudge, sim, "ask back", loan.id.creditor, number)
-    later(sim, number / 100, order_preemption, sim, manager, loan.req_id)
+    strike(sim, manager, loan, number, patience=20)
+    return True
 
 
-def later(sim, delay_s, function, *values):
-    sim._at(sim.env.now + delay_s, Kind.SAMPLE, DISPATCHER, partial(function, *values))
+def strike(sim, manager, loan, number, patience):
+    """As soon as the loan is closing: its creditor asks for a block of it, is said to be lost, or its request starts again."""
+    if loan.id not in manager.borrower.debtor.loans or manager.instance in sim.dead or not patience:
+        return
+    if loan.state != State.CLOSING:
+        again = partial(strike, sim, manager, loan, number, patience - 1)
+        sim._at(sim.env.now + sim.published.iteration_s(manager.instance) / 2, Kind.SAMPLE, DISPATCHER, again)
+    elif number % 3 == 0:
+        shorten(sim, loan)
+    elif number % 3 == 1 and (sim.chaos.params.accuse or sim.chaos.params.kill):
+        sim._deliver(manager.instance, PeerLost(loan.id.creditor))
+    else:
+        order_preemption(sim, manager, loan.req_id)
+
+
+def shorten(sim, loan):
+    """A creditor wants one block of a loan back."""
+    lender = sim.machines.rmanagers[loan.id.creditor].creditor
+    lent = lender.loans.get(loan.id)
+    if lent is not None and lent.keep and loan.id.creditor not in sim.dead:
+        lent.keep -= 1
+        sim._perform(loan.id.creditor, lender.answer(loan.id.debtor))
 
 
 def preempt(sim, manager, number):
@@ -51,6 +71,7 @@ def preempt(sim, manager, number):
     borrowed = list(manager.borrower.debtor.by_request)
     if borrowed:
         order_preemption(sim, manager, borrowed[number % len(borrowed)])
+    return bool(borrowed)
 
 
 def order_preemption(sim, manager, req_id):
@@ -63,9 +84,12 @@ NUDGES = {"ask back": ask_back, "take back": take_back, "preempt": preempt}
 
 
 def nudge(sim, what, instance, number):
-    if instance not in sim.dead:
-        sim._settle(instance)
-        NUDGES[what](sim, sim.machines.rmanagers[instance], number)
+    """The first live instance from `instance` on to which it can happen."""
+    for i in range(instance, instance + INSTANCES):
+        if i % INSTANCES not in sim.dead:
+            sim._settle(i % INSTANCES)
+            if NUDGES[what](sim, sim.machines.rmanagers[i % INSTANCES], number):
+                return
 
 
 # ---- runs --------------------------------------------------------------------------------------------------------------------
