@@ -41,13 +41,14 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="check the input and list the runs")] = False,
 ) -> int:
     """Sweep serving policies over a workload: table, pictures, run folders."""
+    from experiments.run_command import Request, list_runs, run_command
     from experiments.sweep import Recording, Workers
-    from infsim.commands import Request, list_runs, run_command
+    from infsim.runner import run_one
 
     request = Request(config, out, tuple(set or ()), seed)
     if dry_run:
         return list_runs(request)
-    return run_command(request, Recording(events, timeline, strict), Workers(workers or 0, ray))
+    return run_command(request, run_one, Recording(events, timeline, strict), Workers(workers or 0, ray))
 
 
 @app.command()
@@ -62,7 +63,8 @@ def capacity(
     workers: NumWorkers = None,
 ) -> int:
     """Find the highest request rate that keeps the SLO, at every axis point."""
-    from infsim.commands import Request, capacity_command
+    from experiments.run_command import Request
+    from infsim.commands import capacity_command
 
     return capacity_command(Request(config, out, tuple(set or ()), seed), attainment, workers or 0)
 

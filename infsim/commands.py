@@ -1,9 +1,5 @@
 """What the commands do and print: results on stdout, progress on stderr."""
 
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import pandas as pd
@@ -15,93 +11,13 @@ from rich.table import Table
 from experiments import runfolder
 from experiments.capacity import find_capacity, points_without_rate
 from experiments.compare import Comparison, compare, metric_table, picture, request_table, shape_table
-from experiments.plots import capacity_picture, draw_sweep
+from experiments.plots import capacity_picture
 from experiments.plotstyle import save
 from experiments.progress import Progress
-from experiments.runs import Runs
-from experiments.summary import closing_lines, number, table_of
-from experiments.sweep import Job, Loop, OtherSweepError, Recording, Workers, plan_jobs, run_jobs
-from experiments.sweepfile import Sweep, load_sweep, parse_settings
+from experiments.run_command import Request, conclude, console_of
+from experiments.summary import number
+from experiments.sweep import Workers
 from infsim.runner import run_one
-
-WIDTH = 120  # of a table that no terminal limits
-
-
-@dataclass(frozen=True)
-class Request:
-    """The options that say which sweep, and where to."""
-
-    config: str
-    out: Path | None
-    settings: tuple[str, ...]
-    seed: int | None
-
-    def sweep(self) -> Sweep:
-        seed = {} if self.seed is None else {"seed": self.seed}
-        return load_sweep(self.config, parse_settings(self.settings) | seed)
-
-
-def run_command(request: Request, recording: Recording, workers: Workers) -> int:
-    """`infsim run`."""
-    sweep = request.sweep()
-    out, jobs = place(sweep, request.out)
-    runfolder.make_folder(out)
-    console = console_of()
-    announce(console, sweep, jobs, out)
-    at_once = workers.count or min(cpu_count(), max(1, sum(not job.done for job in jobs)))
-    with Progress(len(jobs), sum(job.done for job in jobs)) as progress:
-        runs = run_jobs(jobs, out, Loop(run_one, recording, Workers(at_once, workers.ray), progress.report))
-    return conclude(console, runs)
-
-
-def list_runs(request: Request) -> int:
-    """`infsim run --dry-run`: input is checked, nothing runs and nothing is written."""
-    sweep = request.sweep()
-    console = console_of()
-    for job in plan_jobs(sweep, request.out or Path("out") / sweep.name):
-        console.print(f"{job.run.name}: {job.pool_line}")
-    return 0
-
-
-def place(sweep: Sweep, out: Path | None) -> tuple[Path, list[Job]]:
-    """The output folder and its jobs. Without `--out`: out/NAME, or the next number where that holds another sweep."""
-    if out is not None:
-        return out, plan_jobs(sweep, out)
-    for attempt in count(1):
-        folder = Path("out") / (sweep.name if attempt == 1 else f"{sweep.name}-{attempt}")
-        with suppress(OtherSweepError):
-            return folder, plan_jobs(sweep, folder)
-    raise AssertionError("there is always a next number")
-
-
-def console_of() -> Console:
-    """stdout; wide enough for a table where it is no terminal."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    return console
-
-
-def announce(console: Console, sweep: Sweep, jobs: Sequence[Job], out: Path) -> None:
-    done = sum(job.done for job in jobs)
-    console.print(f"{sweep.name}: {len(jobs)} runs{f', {done} of them done already' if done else ''}, into {out}")
-    for line in dict.fromkeys(f"  {job.run.config.system}, {job.pool_line}" for job in jobs):
-        console.print(line)
-
-
-def conclude(console: Console, runs: Runs) -> int:
-    """Table, pictures, failures, and the three closing lines last."""
-    console.print()
-    console.print(table_of(runs.manifests, console.width))
-    pictures = draw_sweep(runs)
-    for folder, manifest in zip(runs.folders, runs.manifests, strict=True):
-        if manifest["status"] == "failed":
-            console.print(f"{folder.name} failed: {manifest['error']}")
-    files = ["summary.csv", *(path.name for path in pictures if path.suffix == ".png")]
-    console.print(f"{runs.folder}: {', '.join(files)}, runs/\n")
-    for line in closing_lines(runs.manifests):
-        console.print(line, soft_wrap=True)
-    return int(any(manifest["status"] == "failed" for manifest in runs.manifests))
 
 
 def capacity_command(request: Request, attainment: float, workers: int) -> int:

@@ -4,11 +4,10 @@ It performs each command, feeds its completion back as an event, prices steps by
 lengths. It decides nothing. Before a machine hears of anything else, the iterations its instance has completed are reported.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from infsim.chaos import Chaos
 from infsim.clockwork import Clockwork, Kind
@@ -18,6 +17,7 @@ from infsim.surroundings import Published
 from infsim.transfers import POST_S, Transfer, Transfers
 from perfmodel.cluster import ClusterSpec, Workload, build_machines
 from perfmodel.errors import RunError
+from perfmodel.journal import Journal, Observer
 from perfmodel.messages import (
     DISPATCHER,
     GMANAGER,
@@ -35,9 +35,7 @@ from perfmodel.messages import (
     ReadStarted,
     RecordMove,
     RefuseRead,
-    Request,
     RequestAborted,
-    RequestArrived,
     RequestOutcome,
     Send,
     Serve,
@@ -50,21 +48,11 @@ from perfmodel.messages import (
     TransferId,
     machine_name,
 )
-from perfmodel.records import Collector, Counters, RunResult, total, window_marks
+from perfmodel.records import RunResult
 
 STALL_S = 600.0  # virtual seconds without an iteration, an arrival or a transfer after which a run counts as stuck
-STORY_EVENTS = 12
 CLOCK_TICK_S = 1e-9
 INF = float("inf")
-
-
-class Observer(Protocol):
-    """Looks on: every event and command in order, and what each instance was busy with."""
-
-    def event(self, t_s: float, machine: Address, event: Event) -> None: ...
-    def command(self, t_s: float, machine: Address, command: Command) -> None: ...
-    def span(self, machine: Address, start_s: float, end_s: float, step: StartIterations) -> None: ...
-    def note(self, t_s: float, what: str, **values: Any) -> None: ...
 
 
 class Simulation:
@@ -73,9 +61,9 @@ class Simulation:
     def __init__(
         self, spec: ClusterSpec, workload: Workload, observer: Observer | None = None, check: bool = False
     ) -> None:
-        self.spec, self.workload, self.observer, self.check = spec, workload, observer, check
+        self.spec, self.workload = spec, workload
         self.machines = build_machines(spec)
-        self.collector = Collector(marks={"start": Counters()})
+        self.journal = Journal(workload, self.machines, self._settle_all, observer, check)
         self.env = Clockwork()
         self.executors = [Executor(spec.truth) for _ in range(spec.num_instances)]
         instance = spec.instance
@@ -88,28 +76,20 @@ class Simulation:
         self._sent: dict[Address, int] = {}
         self._armed: dict[Address, float] = {}
         self._reads: list[dict[int, tuple[int, tuple[tuple[LoanId, int], ...]]]] = [{} for _ in self.executors]
-        self._marks = window_marks(workload.window_kind, len(workload))
-        self._arrival_s: list[float] = workload.arrival_s.tolist() if workload.users is None else [0.0] * len(workload)
-        self._num_arrived = 0
-        self._next_closed = min(workload.users or 0, len(workload))
         self._progress_s = 0.0
-        self._stories: dict[Address, deque[tuple[float, Event]]] = {}
         self._done = self.env.event()
 
     def run(self) -> RunResult:
         """Raises RunError, with the story of the machines that are stuck, where the run cannot end."""
         if len(self.workload):
-            self._schedule_arrivals()
+            for req_id, time_s in self.journal.first_arrivals():
+                self._schedule_arrival(req_id, time_s)
             self._schedule_faults()
             self._schedule_sample(0)
             for machine in self.machines.addresses():
                 self._arm(machine)
             self.env.run(until=self._done)
-        self._mark("end")
-        self._sample()
-        basis_s = self._basis_s()
-        self._note("end", basis_s=basis_s, window_kind=self.workload.window_kind)
-        return self.collector.result(self.workload.window_kind, basis_s)
+        return self.journal.close(self._basis_s(), self.env.now)
 
     # ---- events to machines, commands from them ------------------------------------------------------------------------------
     def _deliver(self, machine: Address, event: Event) -> None:
@@ -130,20 +110,11 @@ class Simulation:
             self._handle(instance, settled)
 
     def _handle(self, machine: Address, event: Event, at_least_s: float = 0.0) -> None:
-        now_s = max(self._local_s(machine), at_least_s)
-        if self.observer:
-            self.observer.event(now_s, machine, event)
-        self._stories.setdefault(machine, deque(maxlen=STORY_EVENTS)).append((now_s, event))
-        commands = self.machines[machine].handle(event, now_s)
-        if self.check:
-            self.machines[machine].check_invariants()  # the others have not changed
-        for command in commands:
-            if self.observer:
-                self.observer.command(now_s, machine, command)
+        for command in self.journal.handle(machine, event, max(self._local_s(machine), at_least_s)):
             self._perform(machine, command)
         if machine != DISPATCHER and self.spec.placement:
             self._arm(machine)
-        if self.collector.num_ended == len(self.workload):
+        if self.journal.all_ended:
             self._end_if_at_rest()
 
     def _perform(self, machine: Address, command: Command) -> None:
@@ -163,7 +134,7 @@ class Simulation:
             case StartFetch():
                 self._fetch(machine, command)
             case RecordMove():
-                self.collector.add_move(command, self.spec.instance.block_bytes)
+                self.journal.collector.add_move(command, self.spec.instance.block_bytes)
             case Finish(outcome):
                 self._note_end(outcome)
             case Serve() | RefuseRead():
@@ -231,8 +202,8 @@ class Simulation:
         if self.executors[instance] is not executor:
             return  # the instance was lost
         self._progress_s = self.env.now
-        if self.observer:
-            self.observer.span(instance, executor.start_s, self.env.now, running)
+        if self.journal.observer:
+            self.journal.observer.span(instance, executor.start_s, self.env.now, running)
         self._handle(instance, executor.end())
         self._note_idle(instance)
 
@@ -296,18 +267,8 @@ class Simulation:
     ) -> tuple[LoanId, ...]:
         """Ask a creditor to serve a read; returns the loans it refuses."""
         self._settle(creditor)
-        event = ReadStarted(debtor, read, entries)
         refused: tuple[LoanId, ...] = ()
-        now_s = self._local_s(creditor)
-        if self.observer:
-            self.observer.event(now_s, creditor, event)
-        self._stories.setdefault(creditor, deque(maxlen=STORY_EVENTS)).append((now_s, event))
-        commands = self.machines[creditor].handle(event, now_s)
-        if self.check:
-            self.machines[creditor].check_invariants()
-        for command in commands:
-            if self.observer:
-                self.observer.command(now_s, creditor, command)
+        for command in self.journal.handle(creditor, ReadStarted(debtor, read, entries), self._local_s(creditor)):
             if isinstance(command, RefuseRead):
                 refused = command.stale
             elif not isinstance(command, Serve):
@@ -414,7 +375,7 @@ class Simulation:
             self._tell_all(machine, PeerReturned(machine, self.machines.rmanagers[machine].incarnation))
 
     def _kill(self, machine: Address) -> None:
-        self._note("kill", who=machine_name(machine))
+        self.journal.note(self.env.now, "kill", who=machine_name(machine))
         if machine >= 0:
             self._settle(machine)
             for debtor, executor in enumerate(self.executors):
@@ -455,8 +416,7 @@ class Simulation:
     def _return(self, machine: Address) -> None:
         self._armed.pop(machine, None)
         self.machines.restart(machine, self._local_s(machine))
-        if self.observer:
-            self.observer.note(self._local_s(machine), "return", who=machine_name(machine))
+        self.journal.note(self._local_s(machine), "return", who=machine_name(machine))
         self.dead.discard(machine)
         self._noticed.discard(machine)
         self._arm(machine)
@@ -464,43 +424,25 @@ class Simulation:
             self._tell_all(machine, PeerReturned(machine, self.machines.rmanagers[machine].incarnation))
 
     # ---- requests ------------------------------------------------------------------------------------------------------------
-    def _schedule_arrivals(self) -> None:
-        if self.workload.users is None:
-            self._schedule_arrival(0, self._arrival_s[0])
-        for req_id in range(self._next_closed):
-            self._schedule_arrival(req_id, 0.0)
-
     def _schedule_arrival(self, req_id: int, time_s: float) -> None:
         self._at(time_s, Kind.ARRIVAL, DISPATCHER, partial(self._arrive, req_id))
 
     def _arrive(self, req_id: int) -> None:
-        self._progress_s = self._arrival_s[req_id] = self.env.now
-        if self.workload.window_kind == "arrivals":
-            self._mark_at(self._num_arrived)
-        self._note("asked", req_id=req_id, output_tokens=int(self.workload.output_tokens[req_id]))
-        self._num_arrived += 1
-        if self.workload.users is None and req_id + 1 < len(self.workload):
-            self._schedule_arrival(req_id + 1, self._arrival_s[req_id + 1])
-        self._deliver(DISPATCHER, RequestArrived(Request(req_id, int(self.workload.input_tokens[req_id]))))
+        self._progress_s = self.env.now
+        event, following = self.journal.arrive(req_id, self.env.now)
+        if following:
+            self._schedule_arrival(*following)
+        self._deliver(DISPATCHER, event)
         if self.workload.patience_s is not None and self.workload.patience_s[req_id] < INF:
             leave = partial(self._deliver, DISPATCHER, RequestAborted(req_id))
             self._at(self.env.now + float(self.workload.patience_s[req_id]), Kind.ARRIVAL, DISPATCHER, leave)
 
     def _note_end(self, outcome: RequestOutcome) -> None:
-        req_id = outcome.req_id
-        asked = int(self.workload.output_tokens[req_id])
-        assert outcome.status != "finished" or outcome.output_tokens == asked, (
-            f"{outcome} has not the {asked} asked for"
-        )
         if outcome.instance is not None and self.chaos.params.drift_frac:
             outcome = _on_true_time(outcome, self.chaos.clock_rate(outcome.instance))
-        self.collector.add_request(outcome, self._arrival_s[req_id], int(self.workload.input_tokens[req_id]), asked)
-        if self.workload.window_kind == "finishes":
-            self._mark_at(self.collector.num_ended)
-        if self.workload.users is not None and self._next_closed < len(self.workload):
-            following, self._next_closed = self._next_closed, self._next_closed + 1
-            think_s = 0.0 if self.workload.think_s is None else float(self.workload.think_s[following])
-            self._schedule_arrival(following, self.env.now + think_s)
+        following = self.journal.end(outcome, self.env.now)
+        if following:
+            self._schedule_arrival(*following)
 
     def _end_if_at_rest(self) -> None:
         live = [m for i, m in enumerate(self.machines.rmanagers) if i not in self.dead]
@@ -508,58 +450,32 @@ class Simulation:
             self._done.succeed()
 
     # ---- looking on ----------------------------------------------------------------------------------------------------------
-    def _mark_at(self, count: int) -> None:
-        if count in self._marks:
-            self._mark(self._marks[count])
-
-    def _mark(self, name: str) -> None:
-        """Keep the counters as they are at this instant."""
-        self._settle_all()
-        self._note("mark", name=name)
-        self.collector.marks[name] = total([m.counters for m in self.machines.rmanagers], self.env.now)
-
     def _settle_all(self) -> None:
         for instance in range(self.spec.num_instances):
             if instance not in self.dead:
                 self._settle(instance)
 
-    def _note(self, what: str, **values: Any) -> None:
-        if self.observer:
-            self.observer.note(self.env.now, what, **values)
-
     def _schedule_sample(self, count: int) -> None:
         self._at(count * self.spec.sample_s, Kind.SAMPLE, DISPATCHER, partial(self._sample_and_again, count))
 
     def _sample_and_again(self, count: int) -> None:
-        self._sample()
+        self.journal.sample(self.env.now)
         self._check_progress()
         self._schedule_sample(count + 1)
 
-    def _sample(self) -> None:
-        self._settle_all()
-        self._note("sample")
-        for instance, manager in enumerate(self.machines.rmanagers):
-            self.collector.add_sample(self.env.now, instance, manager.sample())
-
     def _check_progress(self) -> None:
-        waiting_for_arrivals = self.workload.users is None and self._num_arrived < len(self.workload)
         busy = any(executor.step is not None for executor in self.executors) or len(self.transfers) > 0
-        if busy or waiting_for_arrivals or self.env.now - self._progress_s < STALL_S:
+        if busy or self.journal.waits_for_arrivals or self.env.now - self._progress_s < STALL_S:
             return
         raise RunError(self._story())
 
     def _story(self) -> str:
-        ended = set(self.collector.requests["req_id"])
-        open_ids = [i for i in range(self._num_arrived) if i not in ended]
-        lines = [
+        open_ids = self.journal.open_requests()
+        first = (
             f"stalled: nothing has happened for {STALL_S:g} s of virtual time; {len(open_ids)} requests are open "
             f"(first: {open_ids[:5]})"
-        ]
-        for instance, manager in enumerate(self.machines.rmanagers):
-            if not manager.at_rest:
-                lines.append(f"{machine_name(instance)}: {manager.sample()}")
-                lines += [f"  {t_s:.6f} {event}" for t_s, event in self._stories.get(instance, ())]
-        return "\n".join(lines)
+        )
+        return "\n".join([first, *self.journal.story()])
 
     def _basis_s(self) -> dict[str, float]:
         sums: dict[str, float] = {}

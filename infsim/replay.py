@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from experiments import runfolder
+from experiments.eventlog import Replay, read_log
 from experiments.explain import validate
 from experiments.plan import RunPlan, facts_of, file_sha256, plan_cluster
 from experiments.runs import Runs, load_runs
 from experiments.sweep import Job, write_done
 from experiments.sweepfile import Run
-from infsim.eventlog import Replay, read_log
 from perfmodel.cluster import Workload
 from perfmodel.errors import InputError
 from perfmodel.records import RunResult

@@ -1,7 +1,8 @@
 """simulate: one run on the SimPy driver."""
 
-from infsim.driver import Observer, Simulation
+from infsim.driver import Simulation
 from perfmodel.cluster import ClusterSpec, Workload
+from perfmodel.journal import Observer
 from perfmodel.records import RunResult
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.eventlog import EventLog, Replay, read_log
 from infsim.driver import Simulation
-from infsim.eventlog import EventLog, Replay, read_log
 
 
 class Commands:

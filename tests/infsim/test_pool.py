@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from experiments.eventlog import EventLog, Replay, read_log
 from infsim.driver import Simulation
-from infsim.eventlog import EventLog, Replay, read_log
 from perfmodel.cluster import ChaosParams
 from perfmodel.messages import GMANAGER, StartTransfer
 from perfmodel.policies import PLACEMENT
