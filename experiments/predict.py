@@ -1,11 +1,13 @@
 """`infsim predict`: the time of an iteration with its parts, an instance's memory, the longest context it holds."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments.catalogue import load_engine, load_gpu, load_link, load_model
+from experiments.contexts import contexts_table, longest_contexts
 from experiments.packs import cost_model
 from perfmodel.breakdown import parts, roofline_s
 from perfmodel.cost import Batch, CostModel
@@ -34,12 +36,15 @@ class Query:
     pack: str | None = None
     prefill: Sequence[str] = ()
     decode: Sequence[str] = ()
+    cluster: str = "4x8"  # of max_context
 
     def instance(self) -> InstanceSpec:
         gpu = load_gpu(self.gpu)
         links = load_link(self.link or gpu.link), load_link(INTER_LINK)
         sizes = self.tensor_parallel, self.pipeline_parallel
-        instance = InstanceSpec(load_model(self.model), gpu, load_engine(self.engine), *links, *sizes)
+        _, per_node = parse_cluster(self.cluster)
+        model, engine = load_model(self.model), load_engine(self.engine)
+        instance = InstanceSpec(model, gpu, engine, *links, *sizes, gpus_per_node=per_node)
         instance.check()
         return instance
 
@@ -56,6 +61,11 @@ class Query:
 def parse_decode(text: str) -> tuple[int, int]:
     """ROWSxCONTEXT → (rows, context_tokens)."""
     return _two_numbers("--decode", text, r"(\d+)[xX](\d+)", "ROWSxCONTEXT, both 1 or more, such as 32x2048")
+
+
+def parse_cluster(text: str) -> tuple[int, int]:
+    """NODESxGPUS → (nodes, GPUs of a node)."""
+    return _two_numbers("--cluster", text, r"(\d+)[xX](\d+)", "NODESxGPUS, both 1 or more, such as 4x8")
 
 
 def parse_prefill(text: str) -> tuple[int, int]:
@@ -77,7 +87,7 @@ def predict(query: Query, memory: bool = False, max_context: bool = False) -> di
 
     total_s, parts (name → s and basis) and roofline_s where a batch is named, band (low_s, high_s) where data sets tell, and
     the paper's rates f and g; memory, where asked for, the account of the fullest GPU; max_context_tokens the longest context
-    one request may have on the instance.
+    one request may have on the instance, max_context that of every system and layout of the cluster.
     """
     instance, batch = query.instance(), query.batch()
     if not (batch.tokens or memory or max_context):
@@ -93,6 +103,7 @@ def predict(query: Query, memory: bool = False, max_context: bool = False) -> di
         found["memory"] = instance.memory_account()
     if max_context:
         found["max_context_tokens"] = instance.num_blocks * instance.block_tokens
+        found["max_context"] = longest_contexts(instance, math.prod(parse_cluster(query.cluster)))
     return found
 
 
@@ -129,7 +140,10 @@ def render(found: Mapping[str, Any]) -> "Group":
     if "memory" in found:
         shown += [f"memory of the fullest GPU: {found['memory']['where']}", _memory_table(found["memory"])]
     if "max_context_tokens" in found:
-        shown.append(f"longest context of one request: {found['max_context_tokens']:,} tokens")
+        shown.append(
+            f"longest context of one request on this instance: {found['max_context_tokens']:,} tokens; on the cluster:"
+        )
+        shown.append(contexts_table(found["max_context"]))
     return Group(*shown)
 
 

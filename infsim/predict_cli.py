@@ -21,15 +21,18 @@ def predict(
     decode: Annotated[list[str] | None, typer.Option(metavar="ROWSxCONTEXT", help="decode rows; repeatable")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="print the account of a GPU's memory")] = False,
     max_context: Annotated[
-        bool, typer.Option("--max-context", help="print the longest context of one request")
+        bool, typer.Option("--max-context", help="print the longest context of one request, by system and layout")
     ] = False,
+    cluster: Annotated[
+        str, typer.Option(metavar="NODESxGPUS", help="the GPUs of --max-context, and how many a node has")
+    ] = "4x8",
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Time of one iteration with its parts; times are of the whole model."""
     from experiments.predict import Query, render
     from experiments.predict import predict as predict_query
 
-    query = Query(model, gpu, tp, pp, link, engine, pack, prefill or (), decode or ())
+    query = Query(model, gpu, tp, pp, link, engine, pack, prefill or (), decode or (), cluster)
     found = predict_query(query, memory, max_context)
     if json:
         typer.echo(json_module.dumps(found, indent=1))

@@ -63,17 +63,27 @@ class ClusterSpec:
 
     @property
     def headroom_blocks(self) -> int:
-        return int(self.headroom_frac * self.num_blocks)
+        return headroom_blocks(self.num_blocks, self.headroom_frac)
 
     @property
     def largest_blocks(self) -> int:
-        """Blocks that one request can have: its instance's, and with a pool those of the others up to their headroom."""
-        others = self.num_instances - 1 if self.placement else 0
-        return self.num_blocks + others * (self.num_blocks - self.headroom_blocks)
+        """Blocks that one request can have."""
+        return largest_blocks(self.num_blocks, self.num_instances if self.placement else 1, self.headroom_frac)
 
     def link(self, a: int, b: int) -> LinkSpec:
         """The link between two instances."""
         return self.instance.intra_link if self.nodes[a] == self.nodes[b] else self.instance.inter_link
+
+
+def headroom_blocks(num_blocks: int, headroom_frac: float) -> int:
+    """Blocks of an instance that are kept back for growth."""
+    return int(headroom_frac * num_blocks)
+
+
+def largest_blocks(num_blocks: int, sharing: int, headroom_frac: float) -> int:
+    """Blocks that one request can have where `sharing` instances of `num_blocks` lend to each other: its own instance's, and
+    those of the others up to their headroom."""
+    return num_blocks + (sharing - 1) * (num_blocks - headroom_blocks(num_blocks, headroom_frac))
 
 
 @dataclass(frozen=True, slots=True)

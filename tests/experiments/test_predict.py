@@ -6,6 +6,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from experiments.config import SYSTEMS, Config
+from experiments.plan import plan_run
 from experiments.predict import Query, parse_decode, parse_prefill, predict
 from infsim.predict_cli import predict as predict_command
 from perfmodel.errors import InputError
@@ -37,7 +39,7 @@ def test_eager_launches_count_as_host_time_where_kernels_do_not_hide_them():
 
 def test_memory_and_longest_context_need_no_batch():
     found = predict(Query("llama2-7b"), memory=True, max_context=True)
-    assert set(found) == {"memory", "max_context_tokens"}
+    assert set(found) == {"memory", "max_context_tokens", "max_context"}
     assert found["max_context_tokens"] == found["memory"]["kv_tokens"]
 
 
@@ -91,10 +93,34 @@ def test_a_model_too_large_for_the_gpu_has_no_longest_context():
         predict(Query("llama2-70b"), max_context=True)
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (8, 1), (2, 2)])
+def test_longest_contexts_are_those_that_a_run_announces(system, tp, pp):
+    sizes = {"tensor_parallel": tp, "pipeline_parallel": pp}
+    run = plan_run(Config(system=system, instance=sizes, workload={"generator": "paper-0", "rate_rps": 1.0}).resolved())
+    entries = predict(Query("llama2-7b", tensor_parallel=tp, pipeline_parallel=pp), max_context=True)["max_context"]
+    shared = set(run.facts["pool"]) & set(entries[0])
+    assert shared == set(entries[0]) - {"system"}
+    assert {"system": system} | {key: run.facts["pool"][key] for key in shared} in entries
+
+
+def test_longest_contexts_of_layouts_that_do_not_fit_or_do_not_exist():
+    query = Query("llama2-70b", tensor_parallel=8, cluster="1x8")
+    found = {(e["system"], e["tensor_parallel"]): e for e in predict(query, max_context=True)["max_context"]}
+    assert found["infinite-llm", 1]["longest_request_tokens"] == 0
+    assert found["vllm-multi", 4]["longest_request_tokens"] < found["infinite-llm", 4]["longest_request_tokens"]
+    odd = predict(Query("llama2-13b", cluster="3x7"), max_context=True)["max_context"]
+    assert {entry["system"] for entry in odd} == {"vllm-multi", "infinite-llm"}, "no split of 21 GPUs divides the model"
+    with pytest.raises(InputError, match="layout single: 7 GPUs cannot hold one llama2-7b"):
+        predict(Query("llama2-7b", pipeline_parallel=2, cluster="1x7"), max_context=True)
+    with pytest.raises(InputError, match=r"--cluster: '8' \(allowed: NODESxGPUS"):
+        predict(Query("llama2-7b", cluster="8"), max_context=True)
+
+
 def test_command_prints_json_or_a_table():
     options = ["--model", "llama2-7b", "--gpu", "a100-80gb", "--decode", "8x1024"]
     found = json.loads(CliRunner().invoke(app, [*options, "--json"]).stdout)
     assert list(found["parts"]) == PARTS
     shown = CliRunner().invoke(app, [*options, "--memory", "--max-context"]).stdout
-    for word in ("non_attention", "roofline", "kv_tokens", "longest context"):
+    for word in ("non_attention", "roofline", "kv_tokens", "longest context", "4 × TP8"):
         assert word in shown
