@@ -210,9 +210,7 @@ class Pricer:
         self._exchanges: dict[tuple[LinkSpec, int], float] = {}
         layers, engine = self._cost.instance.model.num_layers, self._cost.instance.engine
         self._peer_launch_s = layers * engine.exchange_s_per_layer_per_peer * self._cost.scale["host"]
-        self._residuals = {
-            i: 0.0 if load.idle else layers * residual_s(self._cost, load.iteration_s) for i, load in loads.items()
-        }
+        self._residuals = {i: layers * residual_s(self._cost, self._longest_s(load)) for i, load in loads.items()}
 
     def spare_s(self, debtor: int) -> float:
         """What may go by before a creditor begins with a first block, so that the debtor need not wait for it; all layers.
@@ -261,6 +259,19 @@ class Pricer:
         return Pair(self._view.block_tokens, *sides, *reads, self._peer_launch_s, self._period_s(debtor))
 
     # ---- one instance --------------------------------------------------------------------------------------------------------
+    def _longest_s(self, load: Load) -> float:
+        """The longest iteration that the instance is known to run: its last one, or the end of its longest waiting prompt.
+        While it computes prompts, its kernels keep queries waiting longest; an idle one keeps none waiting."""
+        last_s = 0.0 if load.idle else load.iteration_s
+        return max(last_s, self._chunk_s(max(load.waiting))) if load.waiting else last_s
+
+    def _chunk_s(self, prompt_tokens: int) -> float:
+        """Iteration of a prompt's last chunk, alone."""
+        tokens = min(prompt_tokens, self._cost.instance.token_budget)
+        kernel_s, launch_s, host_s = self._cost.iteration_terms(tokens, 0, 1)
+        attention_s = self._cost.prefill_attention_s(tokens, prompt_tokens - tokens)
+        return max(kernel_s + attention_s, launch_s) + host_s
+
     def _side(self, instance: int, wait_s: float, served_share: float) -> Side:
         load = self._loads[instance]
         if instance not in self._terms:

@@ -13,6 +13,8 @@ from perfmodel.borrowing import remote_layer_s
 from perfmodel.cost import CostModel
 from perfmodel.curves import analytic_curves
 from perfmodel.gain import Pricer
+from perfmodel.messages import Chunk, StartIterations
+from perfmodel.pricing import Surroundings, price_step
 from perfmodel.specs import InstanceSpec
 from perfmodel.view import ClusterView, Load, Movable, RemoteRead, SchedulerParams
 
@@ -110,8 +112,18 @@ def iteration_s(view, instance, taken, context_tokens, remote, share):
 def wait_s(view, debtor, read):
     peer = view.loads[read.peer]
     busy_s = peer.iteration_s if peer.batch or peer.longest else 0.0
+    busy_s = max(busy_s, last_chunk_s(view.belief, max(peer.waiting, default=0)))
     layer_s = remote_layer_s(view.belief, view.link(debtor, read.peer), read.rows, read.tokens, busy_s)
     return view.belief.instance.model.num_layers * layer_s
+
+
+def last_chunk_s(belief, prompt_tokens):
+    if not prompt_tokens:
+        return 0.0
+    budget = belief.instance.token_budget
+    chunk = Chunk(0, min(prompt_tokens, budget), max(0, prompt_tokens - budget), last=True)
+    step = StartIterations(1, 0, 0, 0, (chunk,), 1, (), ())
+    return price_step(belief, step, Surroundings(0.0, lambda peer: NVLINK, lambda peer: 0.0)).time.total_s(1)
 
 
 def period_s(view, instance):
@@ -209,6 +221,12 @@ def view():
 def with_loads(view, debtor=None, creditor=None):
     changed = {DEBTOR: debtor or {}, CREDITOR: creditor or {}}
     return replace(view, loads={i: replace(load, **changed[i]) for i, load in view.loads.items()})
+
+
+def test_a_creditor_about_to_compute_a_long_prompt_hides_nothing(view):
+    lent, _ = offer(view, 100)
+    assert lent > 0
+    assert offer(with_loads(view, creditor={"waiting": (100_000,)}), 100)[0] == 0
 
 
 def test_ties_go_to_the_fewest_blocks(view):
