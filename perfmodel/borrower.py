@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from perfmodel.rmanager import RManager
 
 MAX_STORE_BLOCKS = 64  # blocks of one Store: commits come in steps, and a lost transfer repeats little
+MIN_LOCAL_BLOCKS = 2  # of a prompt that streams: one that fills up, and one for the token after it
 
 
 class Borrower:
@@ -130,7 +131,7 @@ class Borrower:
         """Take a waiting prompt's local blocks; its first `num_remote` ones will be elsewhere. False where there is no room."""
         owner = self.owner
         local = row.blocks_needed - num_remote
-        if not 0 < local <= owner.pool.free:
+        if not MIN_LOCAL_BLOCKS <= local <= owner.pool.free:
             return False
         owner.batcher.dequeue(row)
         row.blocks = [NO_BLOCK] * row.blocks_needed

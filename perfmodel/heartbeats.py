@@ -111,7 +111,8 @@ class Reporter:
             return
         earliest_s = self._reported_s + MIN_GAP * self.params.heartbeat_s
         self.due_s = min(self.due_s, max(now_s, earliest_s))
-        self._urgent_for = needy or self._urgent_for
+        if needy is not None:
+            self._urgent_for = needy
 
     # ---- content -------------------------------------------------------------------------------------------------------------
     def load(self) -> Load:

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from experiments.eventlog import EventLog, Replay, read_log
 from infsim.driver import Simulation
+from infsim.simulate import simulate
 from perfmodel.cluster import ChaosParams
 from perfmodel.messages import GMANAGER, StartTransfer
 from perfmodel.policies import PLACEMENT
@@ -53,18 +56,80 @@ def test_macro_steps_agree_with_single_iterations(cluster, workload, seed):
 
 
 def test_oversized_request_borrows_and_gives_back(cluster, workload):
-    """The oversized scenario with a pool: A finishes, ≥ 36 blocks are borrowed at its peak, and the ledger is back at 0."""
+    """The oversized scenario with a pool: at least 29 blocks are borrowed for A's prompt, 36 at its peak, and all finish."""
     spec = cluster(placement=PLACEMENT["greedy"])
     result = Simulation(spec, workload([(2048, 128)] + [(512, 64)] * 20), check=True).run()
     assert set(result.requests["status"]) == {"finished"}
+    moves = zip(*(result.moves[name] for name in ("req_id", "kind", "outcome", "num_blocks")), strict=True)
+    assert next(move for move in moves if move[:3] == (0, "capacity", "committed"))[3] >= 29
     assert result.requests["remote_tokens_max"][0] >= 36 * 16
-    assert result.instances["borrowed_blocks"][-2:] == [0, 0]
+    assert result.instances["borrowed_blocks"][-2:] == result.instances["lent_blocks"][-2:] == [0, 0]
 
 
 def test_two_prompts_larger_than_an_instance_both_finish(cluster, workload):
     spec = cluster(num_instances=3, placement=PLACEMENT["greedy"])
     result = Simulation(spec, workload([(300, 100)] * 30 + [(2500, 50), (2600, 50)]), check=True).run()
     assert set(result.requests["status"]) == {"finished"}
+
+
+# ---- any mix of lengths ------------------------------------------------------------------------------------------------------
+SYSTEMS = {  # (placement, whether all memory is one instance's)
+    "vllm-multi": (None, False),
+    "vllm-single": (None, True),
+    "greedy": (PLACEMENT["greedy"], False),
+    "reactive": (PLACEMENT["reactive"], False),
+    "none": (PLACEMENT["none"], False),
+}
+EVENTS_PER_REQUEST = (
+    200  # a request waits a few leases for room; meanwhile every instance speaks about ten times a second
+)
+
+
+@st.composite
+def mixes(draw):
+    """(instances, blocks of one, requests): short prompts, prompts of several instances, of the whole pool and just beyond."""
+    instances, blocks = draw(st.integers(2, 4)), draw(st.integers(2, 40))
+    pool_tokens = instances * blocks * 16
+    inputs = st.integers(1, blocks * 16) | st.integers(1, pool_tokens) | st.integers(pool_tokens - 2, pool_tokens)
+    outputs = st.integers(1, 100) | st.integers(1, pool_tokens)
+    return instances, blocks, draw(st.lists(st.tuples(inputs, outputs), min_size=1, max_size=20))
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@settings(max_examples=40, deadline=None)
+@given(
+    mix=mixes(),
+    rate_rps=st.sampled_from([None, 2.0, 100.0]),
+    headroom_frac=st.sampled_from([0.0, 0.1, 0.3]),
+    batching=st.sampled_from(["chunked", "prefill-first"]),
+)
+@example((3, 20, [(700, 60), (800, 60), (900, 60)]), None, 0.0, "chunked")  # each larger than an instance, all at once
+@example((2, 10, [(319, 1), (319, 1)]), None, 0.0, "chunked")  # prompt + 1 = the pool
+@example((2, 10, [(100, 400), (310, 200)]), 2.0, 0.0, "chunked")  # both outgrow the pool
+def test_any_mix_of_lengths_ends(cluster, workload, system, mix, rate_rps, headroom_frac, batching):
+    """Every request in the one status that its lengths call for, with all memory free, after a bounded number of events."""
+    instances, blocks, requests = mix
+    placement, is_single = SYSTEMS[system]
+    size = (
+        {"num_instances": 1, "num_blocks": instances * blocks}
+        if is_single
+        else {"num_instances": instances, "num_blocks": blocks}
+    )
+    spec = cluster(**size, placement=placement, headroom_frac=headroom_frac, batching=batching)
+    seen = Commands()
+    result = simulate(spec, workload(requests, rate_rps), seen)
+    assert result.requests["req_id"] == list(range(len(requests)))
+    for i, (input_tokens, output_tokens) in enumerate(requests):
+        status, reason = (result.requests[name][i] for name in ("status", "reason"))
+        if input_tokens // 16 + 1 > spec.largest_blocks:
+            assert status == "rejected" and f"needs at least {input_tokens // 16 + 1} blocks" in reason
+        elif (input_tokens + output_tokens - 1) > 16 * spec.largest_blocks:
+            assert status == "failed" and "outgrew" in reason and f"needs {spec.largest_blocks + 1} blocks" in reason
+        else:
+            assert (status, reason) == ("finished", "")
+    assert result.instances["free_blocks"][-spec.num_instances :] == [spec.num_blocks] * spec.num_instances
+    tokens = sum(min(a + b, 16 * spec.largest_blocks) for a, b in requests)
+    assert seen.num_events <= spec.num_instances * (EVENTS_PER_REQUEST * len(requests) + tokens)
 
 
 def test_replay_of_a_pool_under_faults_gives_identical_commands_and_tables(cluster, workload, tmp_path):
@@ -83,18 +148,19 @@ def test_replay_of_a_pool_under_faults_gives_identical_commands_and_tables(clust
 
 
 class Commands:
-    """Observer that keeps every command."""
+    """Observer that keeps every command, and counts events."""
 
     def __init__(self):
-        self.commands = []
+        self.commands, self.num_events = [], 0
 
     def command(self, t_s, machine, command):
         self.commands.append((t_s, machine, command))
 
     def event(self, *_):
-        pass
+        self.num_events += 1
 
-    span = event
+    def span(self, *_):
+        pass
 
     def note(self, *_, **values):
         pass

@@ -278,6 +278,19 @@ def test_a_grant_that_leaves_no_room_at_home_is_refused():
     assert wired.managers[0].borrower.outcomes[-1][1] == "the request has no room here"
 
 
+def test_a_grant_that_leaves_no_room_to_compute_is_refused():
+    """Found by a mix of lengths: with a single block at home none is ever sealed, and the prompt waits for ever."""
+    wired = Wired(*(make_manager(i, num_blocks=4) for i in range(3)))
+    wired.heartbeat(0)
+    wired.submit(0, 7, 64)
+    wired.order(0, 7, [(1, 4)], kind="capacity")
+    assert wired.managers[0].borrower.outcomes[-1][1] == "the request has no room here"
+    wired.order(0, 7, [(1, 3)], kind="capacity")
+    while row_of(wired).computed_tokens < 64:
+        wired.iterate(0)
+    assert [loan.committed for loan in loans(wired)] == [3]
+
+
 def test_the_loss_of_one_creditor_starts_a_whole_prompt_again():
     wired = oversized()
     wired.order(0, 7, [(1, 3), (2, 3)], kind="capacity")
@@ -294,3 +307,14 @@ def test_a_refused_prompt_does_not_ask_again_at_once():
     wired.prefill(2, 9, 130)
     wired.order(0, 7, [(1, 3), (2, 3)], kind="capacity")
     assert wired.managers[0].reporter.due_s > wired.now_s
+
+
+@pytest.mark.parametrize("req_id", [0, 7])
+def test_a_request_hurries_a_heartbeat_once(req_id):
+    """Found by a mix of lengths: request 0 hurried one twenty times a period for as long as it waited."""
+    wired = Wired(make_manager())
+    wired.submit(0, req_id, 230)
+    assert wired.managers[0].reporter.due_s < PARAMS.heartbeat_s / 2
+    wired.heartbeat(0)
+    wired.hear(0, TimerFired())
+    assert wired.managers[0].reporter.due_s == PARAMS.heartbeat_s
