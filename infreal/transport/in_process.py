@@ -15,6 +15,8 @@ import torch
 
 from infreal.transport import DeadlineExceeded, PairReset, PeerLost, Traffic, TransportError
 
+Mailbox = tuple[int, int, int, int]  # source, destination, generation of the pair, tag
+
 
 @dataclass(eq=False)
 class Receive:
@@ -29,13 +31,13 @@ class Receive:
 
 
 class InProcessNetwork:
-    """All mailboxes of `num_ranks` endpoints. A mailbox is (source, destination, generation of the pair, tag)."""
+    """All mailboxes of `num_ranks` endpoints."""
 
     def __init__(self, num_ranks: int) -> None:
         self.changed = threading.Condition()
         self.generation: dict[frozenset[int], int] = defaultdict(int)
-        self.messages: dict[tuple[int, int, int, int], deque[torch.Tensor]] = defaultdict(deque)
-        self.receives: dict[tuple[int, int, int, int], deque[Receive]] = defaultdict(deque)
+        self.messages: dict[Mailbox, deque[torch.Tensor]] = defaultdict(deque)
+        self.receives: dict[Mailbox, deque[Receive]] = defaultdict(deque)
         self.lost: set[int] = set()
         self.endpoints = [InProcessTransport(self, rank) for rank in range(num_ranks)]
 
@@ -68,8 +70,9 @@ class InProcessTransport:
             self._check_pair(peer, tag)
             receive = Receive(peer, tag, self._joined[peer], _dense(buffer))
             mailbox = (peer, self.rank, receive.generation, tag)
-            if net.messages[mailbox]:
-                _deliver(net.messages[mailbox].popleft(), receive)
+            message = _take(net.messages, mailbox)
+            if message is not None:
+                _deliver(message, receive)
             else:
                 net.receives[mailbox].append(receive)
         return receive
@@ -79,8 +82,9 @@ class InProcessTransport:
         with net.changed:
             self._check_pair(peer, tag)
             mailbox = (self.rank, peer, self._joined[peer], tag)
-            if net.receives[mailbox]:
-                _deliver(_dense(buffer), net.receives[mailbox].popleft())
+            receive = _take(net.receives, mailbox)
+            if receive is not None:
+                _deliver(_dense(buffer), receive)
             else:
                 net.messages[mailbox].append(_dense(buffer).clone())
             self.traffic.count_sent(peer, buffer.nbytes)
@@ -132,12 +136,37 @@ class InProcessTransport:
         return f"(rank {self.rank}, peer {peer}, tag {tag})"
 
 
+class CooperativeTransport(InProcessTransport):
+    """An endpoint in a process without threads: before it waits, `let_work(rank, peer)` lets its peer do its part."""
+
+    def __init__(self, network: InProcessNetwork, rank: int, let_work: Callable[[int, int], None]) -> None:
+        super().__init__(network, rank)
+        self._let_work = let_work
+
+    def wait(self, handle: Receive, deadline_s: float) -> None:
+        if not handle.done:
+            self._let_work(self.rank, handle.peer)
+        super().wait(handle, deadline_s)
+
+
 def _dense(buffer: torch.Tensor) -> torch.Tensor:
     if not buffer.is_contiguous():
         raise ValueError(f"a message's buffer must be dense, not {list(buffer.shape)} with strides {buffer.stride()}")
     return buffer
 
 
+def _take(boxes: dict[Mailbox, deque[Any]], mailbox: Mailbox) -> Any:
+    """The first item of a mailbox, None where there is none; an empty mailbox leaves nothing behind."""
+    box = boxes.get(mailbox)
+    if box is None:
+        return None
+    item = box.popleft()
+    if not box:
+        del boxes[mailbox]
+    return item
+
+
+@torch.inference_mode()  # buffers made under inference mode may be filled from threads that are not
 def _deliver(message: torch.Tensor, receive: Receive) -> None:
     target = receive.buffer
     if message.dtype != target.dtype or message.numel() != target.numel():

@@ -18,3 +18,12 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 @pytest.fixture(params=["torch", "triton"])
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture
+def one_thread():
+    """Small products are quickest on one thread, and do not wait for a core that others use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

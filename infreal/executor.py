@@ -1,0 +1,193 @@
+"""Executor: one instance at work. Runs the iterations it is told to run, serves the reads of others, copies blocks.
+
+Owns the model, the KV pool and the token ids of the requests here, and knows how long their outputs are. It decides nothing: which
+rows run, in which blocks, and what is read where comes from its manager (`layout`). Its peers are ranks of a transport; who carries
+the managers' messages is the driver's business.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from infreal.dist_attention import ANSWER, QUERY, DistAttention, RemotePart, Serving, tag_of
+from infreal.kernels import gather_blocks, scatter_blocks
+from infreal.layout import Read, ReadRow, StepRow
+from infreal.model import Attend, Decoder, Row, make_batch
+from infreal.transport import Transport
+from perfmodel.messages import IterationsDone, LoanId, StartIterations
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Text:
+    """The token ids of one attempt of a request: its prompt, and what it has generated here.
+
+    It ends with `max_new` tokens, or with the first of `stop_ids`.
+    """
+
+    ids: list[int]
+    num_prompt: int
+    max_new: int
+    stop_ids: Sequence[int] = ()
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.ids) >= self.num_prompt + self.max_new or self.ids[-1] in self.stop_ids
+
+    @property
+    def new_ids(self) -> list[int]:
+        return self.ids[self.num_prompt :]
+
+
+@dataclass(slots=True)
+class Step:
+    """The step in progress. num_iterations: how many it will have, as known now; running: an iteration is under way."""
+
+    command: StartIterations
+    rows: list[StepRow]
+    parts: list[RemotePart]
+    start_s: float
+    num_iterations: int
+    stale: tuple[LoanId, ...] = ()
+    done: int = 0
+    running: bool = False
+
+
+@dataclass(slots=True)
+class Executor:
+    """One instance. deadline_s: the longest wait for a peer's answer to a layer · between_layers(): called before each layer's
+    attention, by drivers that let others work meanwhile · watch_logits(req_id, logits): sees each new token's (tests)."""
+
+    decoder: Decoder
+    kv_pool: torch.Tensor
+    backend: str
+    transport: Transport
+    now_s: Clock
+    deadline_s: float = 10.0
+    between_layers: Callable[[], None] | None = None
+    watch_logits: Callable[[int, torch.Tensor], None] | None = None
+    texts: dict[int, Text] = field(default_factory=dict)
+    step: Step | None = None
+    num_iterations: int = 0  # begun so far
+    busy_s: float = 0.0
+
+    @property
+    def block_tokens(self) -> int:
+        return self.kv_pool.shape[3]
+
+    def accept(self, req_id: int, text: Text) -> None:
+        """A new attempt of a request comes here."""
+        self.texts[req_id] = text
+
+    # ---- a step --------------------------------------------------------------------------------------------------------------
+    def start(
+        self,
+        command: StartIterations,
+        rows: list[StepRow],
+        reads: dict[int, tuple[int, Read]],
+        stale: tuple[LoanId, ...] = (),
+    ) -> None:
+        """reads: creditor → (number of the read, what is read there); stale: loans that are not served after all."""
+        assert self.step is None, f"step {self.step} has not ended"
+        device = self.kv_pool.device
+        parts = [RemotePart(c, number, torch.tensor(read.tokens, device=device)) for c, (number, read) in reads.items()]
+        self.step = Step(command, rows, parts, self.now_s(), command.max_iterations, stale)
+
+    def cut(self) -> None:
+        """End the step at the next boundary between iterations."""
+        if self.step is not None:
+            self.step.num_iterations = min(self.step.num_iterations, self.step.done + self.step.running)
+
+    def proceed(self) -> IterationsDone:
+        """One iteration of the step in progress, or its end where it was cut or is not served. Raises TransportError."""
+        step = self.step
+        assert step is not None, "no step is in progress"
+        if step.stale or step.done == step.num_iterations:
+            return self.abort()
+        started_s = self.now_s()
+        self.num_iterations += 1
+        step.running = True
+        try:
+            finished, wait_s = self._iterate(step)
+        finally:
+            step.running = False
+        step.done += 1
+        seconds = self.now_s() - started_s
+        self.busy_s += seconds
+        ended = bool(finished) or step.done == step.num_iterations
+        if ended:
+            self.step = None
+        return IterationsDone(step.command.step, 1, finished, ended, wait_s, iteration_s=seconds)
+
+    def abort(self) -> IterationsDone:
+        """End the step without a further token: it was cut, a read is not served, or a peer does not answer."""
+        assert self.step is not None, "no step is in progress"
+        step, self.step = self.step, None
+        return IterationsDone(step.command.step, 0, (), ended=True, stale=step.stale)
+
+    def _iterate(self, step: Step) -> tuple[tuple[int, ...], float]:
+        """Compute one iteration and append its tokens. Returns the requests that have finished, and the time spent waiting."""
+        if step.done:
+            for row in step.rows:
+                row.advance()
+        batch = make_batch([self._row(row) for row in step.rows], self.block_tokens, self.kv_pool.device)
+        local = self.decoder.local_attention(batch, self.kv_pool, self.backend)
+        dist = DistAttention(local, step.parts, self.transport, self.deadline_s) if step.parts else None
+        logits = self.decoder.forward(batch, self._breathing(dist or local))
+        finished = []
+        yielding = [row for row in step.rows if row.yields]
+        for row, token, line in zip(yielding, logits.argmax(-1).tolist(), logits, strict=True):
+            text = self.texts[row.req_id]
+            text.ids.append(token)
+            if self.watch_logits:
+                self.watch_logits(row.req_id, line)
+            if text.is_finished:
+                finished.append(row.req_id)
+        return tuple(finished), dist.wait_s if dist else 0.0
+
+    def _row(self, row: StepRow) -> Row:
+        ids = self.texts[row.req_id].ids[row.position : row.position + row.num_new]
+        return Row(ids, row.position, row.blocks, row.num_local_tokens(self.block_tokens), row.yields)
+
+    def _breathing(self, attend: Attend) -> Attend:
+        breathe = self.between_layers
+        if breathe is None:
+            return attend
+
+        def attend_after(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            breathe()
+            return attend(layer, q, k, v)
+
+        return attend_after
+
+    # ---- for others ----------------------------------------------------------------------------------------------------------
+    def serve(self, rows: Sequence[ReadRow], tables: Sequence[Sequence[int]]) -> Serving:
+        """Get ready for the queries of a read."""
+        return Serving(self.kv_pool, [row.num_tokens for row in rows], tables)
+
+    def answer(self, serving: Serving, peer: int, read: int, layer: int) -> None:
+        """Answer a reader's queries of one layer. Raises TransportError where they do not come."""
+        config = self.decoder.config
+        shape = (serving.num_tokens, config.num_heads, config.head_dim)
+        q = torch.empty(shape, dtype=self.kv_pool.dtype, device=self.kv_pool.device)
+        self._receive(peer, tag_of(QUERY, read), q)
+        self.transport.send(peer, tag_of(ANSWER, read), serving.answer(layer, q, config.scale, self.backend))
+
+    def send_blocks(self, peer: int, tag: int, blocks: Sequence[int]) -> None:
+        self.transport.send(peer, tag, gather_blocks(self.kv_pool, self._ids(blocks), backend=self.backend))
+
+    def receive_blocks(self, peer: int, tag: int, blocks: Sequence[int]) -> None:
+        """Raises TransportError where they do not come."""
+        data = self.kv_pool.new_empty((len(blocks), *self.kv_pool.shape[1:]))
+        self._receive(peer, tag, data)
+        scatter_blocks(self.kv_pool, self._ids(blocks), data, backend=self.backend)
+
+    def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(blocks, dtype=torch.int32, device=self.kv_pool.device)
+
+    def _receive(self, peer: int, tag: int, buffer: torch.Tensor) -> None:
+        handle = self.transport.post_recv(peer, tag, buffer)
+        self.transport.wait(handle, time.monotonic() + self.deadline_s)
