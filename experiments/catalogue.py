@@ -38,18 +38,23 @@ def __getattr__(name: str) -> dict[str, str]:
 
 def load_model(name_or_path: str, dtype: str | None = None, kv_dtype: str | None = None) -> ModelSpec:
     """A catalogue name, or the path of a `config.json` or its folder. dtype None: the model's; kv_dtype None: dtype."""
-    entries = table("models")
-    if name_or_path in entries:
-        model = model_from_config(name_or_path, entries[name_or_path]["config"], where=name_or_path)
-    elif Path(name_or_path).exists() or name_or_path.endswith(".json") or "/" in name_or_path:
-        model = _model_from_file(Path(name_or_path))
-    else:
-        raise unknown("model", name_or_path, entries)
+    config, name, where = load_model_config(name_or_path)
+    model = model_from_config(name, config, where)
     width = width_of_dtype(dtype, "dtype") if dtype else model.dtype_bytes
     return replace(model, dtype_bytes=width, kv_dtype_bytes=width_of_dtype(kv_dtype, "kv_dtype") if kv_dtype else width)
 
 
-def _model_from_file(path: Path) -> ModelSpec:
+def load_model_config(name_or_path: str) -> tuple[Mapping[str, Any], str, str]:
+    """Hugging Face's fields of a model, its name, and where they stand."""
+    entries = table("models")
+    if name_or_path in entries:
+        return entries[name_or_path]["config"], name_or_path, name_or_path
+    if Path(name_or_path).exists() or name_or_path.endswith(".json") or "/" in name_or_path:
+        return _config_of_file(Path(name_or_path))
+    raise unknown("model", name_or_path, entries)
+
+
+def _config_of_file(path: Path) -> tuple[Mapping[str, Any], str, str]:
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -61,7 +66,7 @@ def _model_from_file(path: Path) -> ModelSpec:
         raise InputError(f"model {file}: line {error.lineno}: not JSON ({error.msg})") from None
     if not isinstance(config, dict):
         raise InputError(f"model {file}: a JSON object is expected")
-    return model_from_config(file.resolve().parent.name, config, where=str(file))
+    return config, file.resolve().parent.name, str(file)
 
 
 def load_gpu(name_or_mapping: str | Mapping[str, Any]) -> GpuSpec:

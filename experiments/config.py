@@ -200,6 +200,13 @@ class Costs(Strict):
     """factors on parts of the time, e.g. {decode_attention: 1.2}"""
 
 
+class Real(Strict):
+    weights: str | None = None
+    """on hardware: a Hugging Face directory, a .gguf file or smollm2; null: those beside the model's config.json, else random"""
+    stop_at_eos: bool = False
+    """on hardware: end an output at the model's end token; false: at the length the workload says"""
+
+
 class Slo(Strict):
     ttft_s: Positive = 10.0
     """time to first token allowed to every request"""
@@ -277,6 +284,8 @@ class Config(Strict):
     """price a decode batch that does not change in one step; false: the slow reference"""
     chaos: Chaos | None = None
     """faults of messages and instances"""
+    real: Real = Field(default_factory=Real)
+    """what only runs on hardware need"""
     seed: NonNegativeInt = 0
     """seed of everything random"""
     replicates: PositiveInt = 1
@@ -301,4 +310,5 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "slo": Slo,
     "record": Record,
     "chaos": Chaos,
+    "real": Real,
 }

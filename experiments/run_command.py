@@ -17,7 +17,7 @@ from experiments.plots import draw_sweep
 from experiments.progress import Progress
 from experiments.runs import Runs
 from experiments.summary import closing_lines, table_of
-from experiments.sweep import Job, Loop, OtherSweepError, Recording, RunOne, Workers, plan_jobs, run_jobs
+from experiments.sweep import SIMULATION, Job, Loop, OtherSweepError, Recording, RunOne, Workers, plan_jobs, run_jobs
 from experiments.sweepfile import Sweep, load_sweep, parse_settings
 
 WIDTH = 120  # of a table that no terminal limits
@@ -37,10 +37,12 @@ class Request:
         return load_sweep(self.config, parse_settings(self.settings) | seed)
 
 
-def run_command(request: Request, run_one: RunOne, recording: Recording, workers: Workers) -> int:
+def run_command(
+    request: Request, run_one: RunOne, recording: Recording, workers: Workers, driver: str = SIMULATION
+) -> int:
     """`infsim run` and `infreal run`. workers.count 0: as many as there are cores."""
     sweep = request.sweep()
-    out, jobs = place(sweep, request.out)
+    out, jobs = place(sweep, request.out, driver)
     runfolder.make_folder(out)
     console = console_of()
     announce(console, sweep, jobs, out)
@@ -59,14 +61,14 @@ def list_runs(request: Request) -> int:
     return 0
 
 
-def place(sweep: Sweep, out: Path | None) -> tuple[Path, list[Job]]:
+def place(sweep: Sweep, out: Path | None, driver: str) -> tuple[Path, list[Job]]:
     """The output folder and its jobs. Without `--out`: out/NAME, or the next number where that holds another sweep."""
     if out is not None:
-        return out, plan_jobs(sweep, out)
+        return out, plan_jobs(sweep, out, driver)
     for attempt in count(1):
         folder = Path("out") / (sweep.name if attempt == 1 else f"{sweep.name}-{attempt}")
         with suppress(OtherSweepError):
-            return folder, plan_jobs(sweep, folder)
+            return folder, plan_jobs(sweep, folder, driver)
     raise AssertionError("there is always a next number")
 
 

@@ -205,6 +205,8 @@ def difference(manifest: Mapping[str, Any], run: Run, facts: Mapping[str, Any]) 
         for key in sorted(ours.keys() | theirs.keys()):
             if ours.get(key) != theirs.get(key):
                 return f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
+    if manifest.get("driver") != wanted["driver"]:
+        return f"carried out in {manifest.get('driver')} there and in {wanted['driver']} here"
     if manifest["versions"]["infsim"] != wanted["versions"]["infsim"]:
         return f"made by infsim {manifest['versions']['infsim']}"
     return None

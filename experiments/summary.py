@@ -242,11 +242,16 @@ def alone_line(point: Point) -> str:
 
 
 def trust_line(points: Sequence[Point]) -> str:
+    replicates = min(len(point.manifests) for point in points)
+    seeds = "one seed, so small differences may be chance" if replicates == 1 else f"{replicates} seeds a point"
+    devices = {
+        manifest["hardware"]["device"] for point in points for manifest in point.manifests if "hardware" in manifest
+    }
+    if devices:
+        return f"all times were measured ({', '.join(sorted(devices))}); {seeds}."
     each = [point.basis_shares() for point in points]
     told = ", ".join(f"{percent(mean([share[basis] for share in each]))} {basis}" for basis in BASES)
     packs = sorted({manifest["provenance"]["truth"]["pack"] for point in points for manifest in point.manifests})
-    replicates = min(len(point.manifests) for point in points)
-    seeds = "one seed, so small differences may be chance" if replicates == 1 else f"{replicates} seeds a point"
     return f"simulated time is {told} (costs: {', '.join(packs)}); {seeds}."
 
 

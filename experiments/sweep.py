@@ -23,6 +23,7 @@ from perfmodel.metrics import breakdown, summarise
 from perfmodel.records import RunResult
 
 RETRIES = 2
+SIMULATION, HARDWARE = "simulation", "hardware"  # what carries runs out
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,13 @@ class Workers:
 
 @dataclass(frozen=True)
 class Job:
-    """One run and its place. `done`: it is complete already."""
+    """One run and its place. `done`: it is complete already; `driver`: SIMULATION or HARDWARE."""
 
     run: Run
     folder: Path
     pool_line: str = ""
     done: bool = False
+    driver: str = SIMULATION
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ def carry_out(job: Job, run_one: RunOne, recording: Recording) -> int:
     """
     aside = runfolder.open_aside(job.folder)
     plan = plan_run(job.run.config)
+    plan.facts["driver"] = job.driver
     started_s = time.perf_counter()
     try:
         result = run_one(plan, aside, recording)
@@ -211,7 +214,7 @@ def run_jobs(jobs: Sequence[Job], out: Path, loop: Loop) -> Runs:
     return runs
 
 
-def plan_jobs(sweep: Sweep, out: Path) -> list[Job]:
+def plan_jobs(sweep: Sweep, out: Path, driver: str = SIMULATION) -> list[Job]:
     """All runs, planned once here so that wrong input ends the command before anything runs. Raises InputError."""
     jobs = []
     for run in sweep.runs:
@@ -219,8 +222,9 @@ def plan_jobs(sweep: Sweep, out: Path) -> list[Job]:
             plan = plan_run(run.config)
         except InputError as error:
             raise InputError(f"{sweep.source}: {at_axes(run)}{error}") from error
+        plan.facts["driver"] = driver
         folder = out / "runs" / run.name
-        jobs.append(Job(run, folder, plan.pool_line(), is_done(run, folder, plan)))
+        jobs.append(Job(run, folder, plan.pool_line(), is_done(run, folder, plan), driver))
     strangers = {folder.name for folder in runfolder.run_folders(out)} - {job.folder.name for job in jobs}
     if strangers:
         raise OtherSweepError(f"{out}: holds another sweep's run {min(strangers)}; give another --out or remove it")

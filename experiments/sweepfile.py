@@ -19,7 +19,7 @@ from perfmodel.errors import InputError, unknown
 
 CONFIGS = Path(__file__).parent / "configs"
 FILE_KEYS = ("workload.path", "workload.tokenizer")
-FILE_OR_NAME_KEYS = ("model", "belief.pack", "truth.pack", "dispatch", "batching", "placement")
+FILE_OR_NAME_KEYS = ("model", "belief.pack", "truth.pack", "dispatch", "batching", "placement", "real.weights")
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ def resolve_paths_of(key: str, value: Any, folder: Path) -> Any:
 
 
 def is_path(value: str) -> bool:
-    """Is this name of a model, pack or policy a file rather than a known name?"""
-    return value.partition("@")[0].endswith(".json") or ".py:" in value or "/" in value
+    """Is this name of a model, pack, policy or weights a file rather than a known name?"""
+    return value.partition("@")[0].endswith((".json", ".gguf")) or ".py:" in value or "/" in value
 
 
 def label(value: Any) -> str:

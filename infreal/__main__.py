@@ -22,8 +22,15 @@ def generate(argv: Sequence[str]) -> int:
     return generate_main(argv, prog="infreal generate")
 
 
+def run(argv: Sequence[str]) -> int:
+    from infreal.run import main as run_main
+
+    return run_main(argv, prog="infreal run")
+
+
 # name: (what does it, help)
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "run": (run, "sweep serving policies over a workload on this machine"),
     "generate": (generate, "stream text from a model on this machine"),
     "bench": (bench, "benchmarks of the kernels (attention)"),
 }

@@ -6,7 +6,7 @@ alone, never for anything that this instance reads elsewhere, so that two instan
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,15 +34,21 @@ class RemotePart:
 
 
 class DistAttention:
-    """`attend` of an iteration whose rows have KV elsewhere. `wait_s`: time spent waiting for others so far.
+    """`attend` of an iteration whose rows have KV elsewhere. `wait_s`: time spent waiting for others so far, by `now_s()`.
 
     deadline_s: the longest wait for the answers of one layer. Raises TransportError where one does not come.
     """
 
     def __init__(
-        self, local: LocalAttention, parts: Sequence[RemotePart], transport: Transport, deadline_s: float
+        self,
+        local: LocalAttention,
+        parts: Sequence[RemotePart],
+        transport: Transport,
+        now_s: Callable[[], float],
+        deadline_s: float,
     ) -> None:
         self.local, self.parts, self.transport, self.deadline_s = local, parts, transport, deadline_s
+        self._now_s = now_s
         self.wait_s = 0.0
         self._states: Partial | None = None  # [1 + parts, tokens, heads, …]: here, then each creditor
         self._answers: list[torch.Tensor] = []
@@ -72,10 +78,10 @@ class DistAttention:
         return Partial.neutral((1 + len(self.parts), *q.shape), q.device)
 
     def _wait(self, receives: Sequence[object]) -> None:
-        started_s = time.monotonic()
+        started_s, end_s = self._now_s(), time.monotonic() + self.deadline_s
         for receive in receives:
-            self.transport.wait(receive, started_s + self.deadline_s)
-        self.wait_s += time.monotonic() - started_s
+            self.transport.wait(receive, end_s)
+        self.wait_s += self._now_s() - started_s
 
 
 class Serving:

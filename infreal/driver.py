@@ -191,8 +191,8 @@ class InProcess:
                 self.executors[machine].accept(req_id, self.requests.text(req_id))
         self._handle(machine, event)
 
-    def _handle(self, machine: Address, event: Event) -> None:
-        commands = self.journal.handle(machine, event, self.clock.now_s())
+    def _handle(self, machine: Address, event: Event, now_s: float | None = None) -> None:
+        commands = self.journal.handle(machine, event, self.clock.now_s() if now_s is None else now_s)
         self._due_s[machine] = self.machines[machine].next_deadline_s()
         for command in commands:
             self._perform(machine, command)
@@ -294,15 +294,15 @@ class InProcess:
 
     # ---- requests and samples ------------------------------------------------------------------------------------------------
     def _arrive(self, req_id: int) -> None:
-        self._progress_s = self.clock.now_s()
-        event, following = self.journal.arrive(req_id, self._progress_s)
+        now_s = self._progress_s = self.clock.now_s()
+        event, following = self.journal.arrive(req_id, now_s)
         if following:
             self._at(following[1], partial(self._arrive, following[0]))
         patience_s = self.requests.workload.patience_s
         if patience_s is not None and patience_s[req_id] < INF:
             leave = partial(self._handle, DISPATCHER, RequestAborted(req_id))
-            self._at(self._progress_s + float(patience_s[req_id]), leave)
-        self._handle(DISPATCHER, event)
+            self._at(now_s + float(patience_s[req_id]), leave)
+        self._handle(DISPATCHER, event, now_s)
 
     def _end_request(self, outcome: RequestOutcome) -> None:
         for executor in self.executors:

@@ -135,7 +135,7 @@ class Executor:
                 row.advance()
         batch = make_batch([self._row(row) for row in step.rows], self.block_tokens, self.kv_pool.device)
         local = self.decoder.local_attention(batch, self.kv_pool, self.backend)
-        dist = DistAttention(local, step.parts, self.transport, self.deadline_s) if step.parts else None
+        dist = DistAttention(local, step.parts, self.transport, self.now_s, self.deadline_s) if step.parts else None
         logits = self.decoder.forward(batch, self._breathing(dist or local))
         finished = []
         yielding = [row for row in step.rows if row.yields]

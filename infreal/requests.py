@@ -40,6 +40,6 @@ class Requests:
 
     def text(self, req_id: int) -> Text:
         """A request that has generated nothing yet."""
-        ids = self.prompts(req_id)
+        ids = list(self.prompts(req_id))  # it grows with the output
         assert len(ids) == self.workload.input_tokens[req_id], f"prompt {req_id} has {len(ids)} tokens"
         return Text(ids, len(ids), int(self.workload.output_tokens[req_id]), self.stop_ids)

@@ -143,7 +143,7 @@ def test_two_instances_that_read_from_each_other_do_not_wait_for_ever():
         batch = make_batch([Row(ids[20:], 20, [3, 4, 5], 9)], BLOCK_TOKENS)
         part = RemotePart(3 - endpoint.rank, 1, torch.tensor([0]))
         local = decoder.local_attention(batch, own, "torch")
-        return decoder.forward(batch, DistAttention(local, [part], endpoint, deadline_s=10.0))
+        return decoder.forward(batch, DistAttention(local, [part], endpoint, time.monotonic, deadline_s=10.0))
 
     for logits in run_ranks(InProcessNetwork(4), work)[:2]:
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)

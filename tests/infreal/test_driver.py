@@ -85,17 +85,10 @@ def test_blocks_that_are_wanted_back(num_blocks):
     """A creditor asks for its memory: the debtor fetches the blocks, or recomputes where it has no room."""
     run = Checked(cluster(3, num_blocks, placement=Restless), workload([(40 + 9 * i, 60) for i in range(4)]))
     for i in range(12):
-        run.at(0.5 + 0.1 * i, ask_back, i % 3)
+        run.at(0.5 + 0.1 * i, Checked.ask_back, i % 3)
     run.finish().assert_exact()
     assert run.count("reclaim") > 0 or sum(run.result.requests["num_preemptions"]) > 0
     assert num_blocks == 40 or run.count("reclaim") > 0
-
-
-def ask_back(run, instance):
-    lender = run.run.machines.rmanagers[instance].creditor
-    kept = sum(loan.keep for loan in lender.loans.values() if not loan.capacity)
-    for command in lender.reclaim(lender.pool.total - kept + 5) if kept else ():
-        run.run._perform(instance, command)
 
 
 def test_loans_that_are_taken_back():
@@ -142,7 +135,7 @@ def test_a_busy_pool_with_prompts_longer_than_an_instance():
     lengths = [(30, 60)] * 4 + [(150, 40), (20, 60), (190, 20), (25, 70)]
     run = Checked(cluster(3, 40, placement=Restless), workload(lengths, gap_s=0.05))
     for i in range(10):
-        run.at(0.6 + 0.2 * i, ask_back, i % 3)
+        run.at(0.6 + 0.2 * i, Checked.ask_back, i % 3)
     run.finish().assert_exact()
     assert run.count("capacity") > 0
 

@@ -1,0 +1,64 @@
+"""A real model end to end: SmolLM2-135M from its package, over instances too small for its prompts. Skipped where it is not."""
+
+import numpy as np
+import pytest
+import torch
+from pool_tools import Checked, Restless, cluster, workload
+
+from experiments.catalogue import load_model
+from infreal.model import ModelError, load_decoder, open_checkpoint
+from infreal.model.loading import smollm2_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+CAPITALS = {
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Austria": "Vienna",
+    "Greece": "Athens",
+    "Japan": "Tokyo",
+    "Egypt": "Cairo",
+}
+PROMPT = (
+    "".join(f"The capital of {country} is {city}. " for country, city in CAPITALS.items()) + "The capital of France is"
+)
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    try:
+        smollm2_file()
+    except ModelError as error:
+        pytest.skip(str(error))
+    checkpoint = open_checkpoint("smollm2")
+    return checkpoint.tokenizer(), load_decoder(checkpoint, torch.float32)
+
+
+def run_of(spec, decoder, prompts, num_new):
+    return Checked(spec, workload([(len(ids), num_new) for ids in prompts]), decoder, prompts=prompts.__getitem__)
+
+
+def pool_of(num_instances, num_blocks, **changes):
+    return cluster(num_instances, num_blocks, load_model("smollm2-135m", "float32"), **changes)
+
+
+@pytest.mark.parametrize("num_instances", [1, 2, 3, 4])
+def test_a_prompt_over_several_instances_gives_the_text_of_one(smollm2, num_instances):
+    tokenizer, decoder = smollm2
+    ids = tokenizer.encode(PROMPT)
+    num_blocks = -(-(len(ids) + 24) // (4 * num_instances)) + 2
+    run = run_of(pool_of(num_instances, num_blocks, token_budget=32), decoder, [ids], 20).finish()
+    run.assert_exact()
+    assert tokenizer.decode(run.run.outputs[0]).startswith(" Paris.")
+    assert run.result.requests["remote_tokens_max"][0] >= len(ids) * (num_instances - 1) // num_instances - 16
+
+
+def test_moves_preemption_and_blocks_asked_back(smollm2):
+    tokenizer, decoder = smollm2
+    ids = tokenizer.encode(PROMPT)
+    draw = np.random.default_rng(0)
+    prompts = [ids, *(draw.integers(49152, size=n).tolist() for n in (20, 45, 33))]
+    run = run_of(pool_of(3, 30, placement=Restless), decoder, prompts, 24)
+    for i in range(6):
+        run.at(0.4 + 0.3 * i, Checked.ask_back, i % 3)
+    run.finish().assert_exact()
+    assert run.count("throughput") > 0
