@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfmodel.batching import BatchingPolicy, BatchLimits
+from perfmodel.borrower import MIN_LOCAL_BLOCKS
 from perfmodel.cost import CostModel
 from perfmodel.dispatcher import Dispatcher, DispatchPolicy
 from perfmodel.gmanager import ClusterFacts, GManager
@@ -83,6 +84,8 @@ def headroom_blocks(num_blocks: int, headroom_frac: float) -> int:
 def largest_blocks(num_blocks: int, sharing: int, headroom_frac: float) -> int:
     """Blocks that one request can have where `sharing` instances of `num_blocks` lend to each other: its own instance's, and
     those of the others up to their headroom."""
+    if num_blocks < MIN_LOCAL_BLOCKS:
+        return num_blocks
     return num_blocks + (sharing - 1) * (num_blocks - headroom_blocks(num_blocks, headroom_frac))
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import infsim
 from experiments.eventlog import EventLog, Replay, read_log
 from infsim.driver import Simulation
 from infsim.simulate import simulate
@@ -88,7 +89,7 @@ EVENTS_PER_REQUEST = (
 @st.composite
 def mixes(draw):
     """(instances, blocks of one, requests): short prompts, prompts of several instances, of the whole pool and just beyond."""
-    instances, blocks = draw(st.integers(2, 4)), draw(st.integers(2, 40))
+    instances, blocks = draw(st.integers(2, 4)), draw(st.integers(1, 40))
     pool_tokens = instances * blocks * 16
     inputs = st.integers(1, blocks * 16) | st.integers(1, pool_tokens) | st.integers(pool_tokens - 2, pool_tokens)
     outputs = st.integers(1, 100) | st.integers(1, pool_tokens)
@@ -106,6 +107,7 @@ def mixes(draw):
 @example((3, 20, [(700, 60), (800, 60), (900, 60)]), None, 0.0, "chunked")  # each larger than an instance, all at once
 @example((2, 10, [(319, 1), (319, 1)]), None, 0.0, "chunked")  # prompt + 1 = the pool
 @example((2, 10, [(100, 400), (310, 200)]), 2.0, 0.0, "chunked")  # both outgrow the pool
+@example((3, 1, [(20, 5), (5, 30), (3, 3)]), None, 0.0, "chunked")  # instances of a single block
 def test_any_mix_of_lengths_ends(cluster, workload, system, mix, rate_rps, headroom_frac, batching):
     """Every request in the one status that its lengths call for, with all memory free, after a bounded number of events."""
     instances, blocks, requests = mix
@@ -130,6 +132,23 @@ def test_any_mix_of_lengths_ends(cluster, workload, system, mix, rate_rps, headr
     assert result.instances["free_blocks"][-spec.num_instances :] == [spec.num_blocks] * spec.num_instances
     tokens = sum(min(a + b, 16 * spec.largest_blocks) for a, b in requests)
     assert seen.num_events <= spec.num_instances * (EVENTS_PER_REQUEST * len(requests) + tokens)
+
+
+def test_a_mix_of_lengths_ends_in_every_system_as_a_run(tmp_path):
+    """The same by `infsim run`: from one token to all but one of the pool's 1,280, and one request too long for it."""
+    lengths = [(1, 1), (319, 1), (320, 5), (1279, 1), (900, 300), (700, 200), (1280, 1), (300, 1200)]
+    rows = [f"{i * 0.01},{a},{b}" for i, (a, b) in enumerate(lengths)]
+    (tmp_path / "mix.csv").write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    base = {
+        "cluster": {"nodes": 1, "gpus_per_node": 4},
+        "instance": {"blocks_per_gpu": 20, "headroom_frac": 0.0},
+        "workload": {"trace": "own", "path": str(tmp_path / "mix.csv")},
+    }
+    # finished, failed, rejected
+    systems = {"vllm-multi": (2, 1, 5), "vllm-single": (6, 1, 1), "infinite-llm": (6, 1, 1)}
+    runs = infsim.run({"base": base, "axes": {"system": list(systems)}}, out=tmp_path / "out")
+    found = runs.summary.set_index("system")[["num_finished", "num_failed", "num_rejected"]]
+    assert {system: tuple(row) for system, *row in found.itertuples()} == systems
 
 
 def test_replay_of_a_pool_under_faults_gives_identical_commands_and_tables(cluster, workload, tmp_path):
