@@ -89,22 +89,18 @@ class Borrower:
             positions = self.movable_positions(row)
         elif order.kind == "capacity":
             row = next((r for r in self.owner.batcher.waiting if r.req_id == order.req_id), None)
-            wanted = sum(n for _, _, n in order.parts)
-            if row is None or not self._make_room(row, wanted):
+            if row is None or not self._make_room(row, _num_blocks(order)):
                 return "the request has no room here"
-            positions = list(range(wanted))
+            positions = list(range(_num_blocks(order)))
         else:
             return "the request is not running"
         return self._open_loans(row, order, positions, now_s)
 
     def _open_loans(self, row: Row, order: MoveKvCache, positions: Sequence[int], now_s: float) -> str:
-        if sum(n for _, _, n in order.parts) > len(positions):
+        if _num_blocks(order) > len(positions):
             return "too few sealed blocks"
-        first = 0
-        for creditor, incarnation, count in order.parts:
-            part = positions[first : first + count]
-            self.debtor.open((creditor, incarnation), row.req_id, part, (order.kind, now_s), now_s)
-            first += count
+        for creditor, part in _by_creditor(order, positions).items():
+            self.debtor.open(creditor, row.req_id, part, (order.kind, now_s), now_s)
         if row.req_id in self.granting:
             self.open_order, self._open_request = order.order, row.req_id
         elif order.kind == "capacity":
@@ -141,10 +137,19 @@ class Borrower:
         return True
 
     def _record_refused(self, order: MoveKvCache, now_s: float) -> None:
-        for creditor, _, count in order.parts:
+        for (creditor, _), positions in _by_creditor(order, range(_num_blocks(order))).items():
             self.owner.commands.append(
                 RecordMove(
-                    None, order.req_id, self.owner.instance, creditor, count, order.kind, now_s, None, None, "refused"
+                    None,
+                    order.req_id,
+                    self.owner.instance,
+                    creditor,
+                    len(positions),
+                    order.kind,
+                    now_s,
+                    None,
+                    None,
+                    "refused",
                 )
             )
 
@@ -460,3 +465,17 @@ class Borrower:
             assert row.remote_blocks == remote, (
                 f"request {row.req_id}: {row.remote_blocks} remote blocks, loans have {remote}"
             )
+
+
+def _num_blocks(order: MoveKvCache) -> int:
+    return sum(count for _, _, count in order.parts)
+
+
+def _by_creditor(order: MoveKvCache, positions: Sequence[int]) -> dict[tuple[int, int], list[int]]:
+    """The positions that each creditor (and its incarnation) is to hold."""
+    shares: dict[tuple[int, int], list[int]] = {}
+    first = 0
+    for creditor, incarnation, count in order.parts:
+        shares.setdefault((creditor, incarnation), []).extend(positions[first : first + count])
+        first += count
+    return shares

@@ -30,6 +30,7 @@ from perfmodel.specs import LinkSpec
 from perfmodel.view import ClusterView, Load, Move, PlacementPolicy, SchedulerParams
 
 DEAD_AFTER_HEARTBEATS = 4.0  # periods of silence after which an instance counts as dead
+MIN_TURN_BLOCKS, MAX_TURNS = 16, 32  # of a creditor, where a prompt's blocks go to several in turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ class GManager:
             return []
         need, debtor = min(needs, key=lambda n: n[0].sequence)
         parts = self._parts(need, debtor)
-        if parts is None:
+        if not parts:
             return self._make_room(need) if self._is_pressing(need, now_s) else []
         command = self._send_order(debtor, need.req_id, parts, "capacity")
         for creditor, _, count in parts:  # promised, until its next heartbeat says more
@@ -214,8 +215,12 @@ class GManager:
         self._granting = (OrderId(self.incarnation, self._orders), need.req_id, now_s + ttl_s)
         return [command]
 
-    def _parts(self, need: Need, debtor: int) -> tuple[tuple[int, int, int], ...] | None:
-        """The largest rooms first, each up to its headroom; None where they have not enough together."""
+    def _parts(self, need: Need, debtor: int) -> tuple[tuple[int, int, int], ...]:
+        """Who takes how much, in the order of positions, each up to its headroom; nothing where they have not enough together.
+
+        Near instances first: a prompt in equal shares and turns, so that all of them compute at every time, the home taking
+        part with what it need not place elsewhere. Beyond them as few as can be: each one costs the slower link a query more.
+        """
         rooms = {
             i: max(0, known.load.free_blocks - known.load.headroom_blocks)
             for i, known in self.instances.items()
@@ -223,8 +228,17 @@ class GManager:
         }
         wanted = min(need.num_blocks, sum(rooms.values())) if need.grows else need.num_blocks
         if not 0 < wanted <= sum(rooms.values()):
-            return None
-        return tuple((i, self.instances[i].incarnation, n) for i, n in _fill(rooms, wanted).items())
+            return ()
+        speed = {i: self.facts.link(debtor, i).bytes_per_s for i in rooms}
+        near = {i: room for i, room in rooms.items() if speed[i] == max(speed.values())}
+        if need.grows:
+            shares = fill(near, wanted)
+        else:
+            shares = share_evenly({**near, debtor: need.more_blocks}, wanted + need.more_blocks)
+            shares.pop(debtor, None)
+        far = fill({i: room for i, room in rooms.items() if i not in near}, wanted - sum(shares.values()))
+        parts = [*deal(shares), *far.items()]
+        return tuple((i, self.instances[i].incarnation, n) for i, n in parts)
 
     def _make_room(self, need: Need) -> list[Command]:
         """An unmet need older than the youngest admitted request: preempt that one."""
@@ -239,13 +253,29 @@ class GManager:
         return [Send(instance, Preempt(self._next_order(), known.seq, req_id))]
 
 
-def _fill(rooms: dict[int, int], wanted: int) -> dict[int, int]:
-    """Take `wanted` blocks from as few instances as can be: the largest rooms first."""
-    parts = {}
+def share_evenly(rooms: dict[int, int], wanted: int) -> dict[int, int]:
+    """`wanted` blocks, or as many as there is room for, in shares as equal as the rooms allow."""
+    shares = {}
+    for left, i in zip(range(len(rooms), 0, -1), sorted(rooms, key=lambda i: (rooms[i], i)), strict=True):
+        shares[i] = min(rooms[i], -(-wanted // left))
+        wanted -= shares[i]
+    return {i: n for i, n in sorted(shares.items()) if n}
+
+
+def fill(rooms: dict[int, int], wanted: int) -> dict[int, int]:
+    """`wanted` blocks from as few instances as can be: the largest rooms first."""
+    shares = {}
     for i in sorted(rooms, key=lambda i: (-rooms[i], i)):
-        take = min(rooms[i], wanted)
-        if not take:
-            break
-        parts[i] = take
-        wanted -= take
-    return parts
+        shares[i] = min(rooms[i], max(0, wanted))
+        wanted -= shares[i]
+    return {i: n for i, n in shares.items() if n}
+
+
+def deal(shares: dict[int, int]) -> list[tuple[int, int]]:
+    """Shares handed out in turns of equal size."""
+    left, turns = dict(shares), []
+    hand = max(MIN_TURN_BLOCKS, max(shares.values(), default=0) // MAX_TURNS)
+    while left:
+        turns += [(i, min(hand, n)) for i, n in left.items()]
+        left = {i: n - hand for i, n in left.items() if n > hand}
+    return turns

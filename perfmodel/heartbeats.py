@@ -152,8 +152,14 @@ class Reporter:
             idle = not owner.batcher.decoding and not owner.batcher.prefilling
             share = owner.pool.free - (0 if idle else owner.limits.batch.headroom_blocks)
             if share >= min(MIN_SHARE_BLOCKS, owner.pool.total):
-                needs.append(Need(first.req_id, first.blocks_needed - min(share, first.blocks_needed), first.sequence))
+                needs.append(self._prompt(first, min(share, first.blocks_needed)))
         return sorted(needs, key=lambda need: need.sequence)
+
+    def _prompt(self, row: Row, share: int) -> Need:
+        """At home it wants room for the chunk being computed and the one being sent at least."""
+        limits = self.owner.limits.batch
+        more = max(0, share - 2 * self.owner.batcher.blocks_for(limits.token_budget) - 1)
+        return Need(row.req_id, row.blocks_needed - share, row.sequence, more_blocks=more)
 
     def _growth(self, row: Row) -> Need:
         blocks = min(GROWTH_BLOCKS, self.owner.borrower.num_movable(row))

@@ -166,13 +166,14 @@ class RequestPlacementEntry:
 class Need:
     """A request that wants `num_blocks` blocks elsewhere: all of them for its prompt, or up to as many (`grows`).
 
-    `sequence`: its arrival order.
+    `sequence`: its arrival order. `more_blocks`: there is room for these at home, but they may be elsewhere as well.
     """
 
     req_id: int
     num_blocks: int
     sequence: int
     grows: bool = False
+    more_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,8 @@ class HeartbeatReply:
 
 @dataclass(frozen=True, slots=True)
 class MoveKvCache:
-    """gManager → debtor, the paper's move_kvcache: lend blocks of a request to `parts` (creditor, its incarnation, blocks).
+    """gManager → debtor, the paper's move_kvcache: lend blocks of a request to `parts` (creditor, its incarnation, blocks), in
+    the order of their positions; a creditor may have several.
 
     Advice: the owner repeats every check. `heartbeat`: seq of the heartbeat it rests on. `kind`: "throughput" or "capacity".
     """

@@ -4,7 +4,11 @@ from perfmodel.batching import BatchView, Plan
 
 
 class Chunked:
-    """Decode rows first, then prompt chunks first come first served, up to `token_budget` tokens an iteration."""
+    """Decode rows first, then prompt chunks first come first served, up to `token_budget` tokens an iteration.
+
+    A prompt spread over several instances takes hundreds of iterations, each as long as its remote prefix is. It makes do with
+    an eighth of the budget as long as there is anything else to run here.
+    """
 
     first_come = True
 
@@ -15,7 +19,8 @@ class Chunked:
         for row in view.prefilling:
             if budget <= 0:
                 return Plan((), chunks)
-            tokens = min(budget, view.computable_tokens(row))
+            share = max(1, budget // 8) if row.streams and _has_others(view) else budget
+            tokens = min(share, view.computable_tokens(row))
             if tokens:
                 chunks.append((row.req_id, tokens))
                 budget -= tokens
@@ -26,6 +31,11 @@ class Chunked:
             if budget <= 0:
                 break
         return Plan(admit, chunks)
+
+
+def _has_others(view: BatchView) -> bool:
+    """Besides one prompt, something runs or can."""
+    return bool(view.num_decode_rows) or len(view.prefilling) > 1 or next(view.admissible(), None) is not None
 
 
 class PrefillFirst:

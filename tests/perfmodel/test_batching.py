@@ -87,6 +87,13 @@ def test_a_streaming_prompt_computes_what_it_has_room_for_here():
     assert batcher.plan(0.0)[0] == (), "no room: it waits for its blocks to leave"
 
 
+def test_a_streaming_prompt_leaves_most_of_the_budget_to_others():
+    batcher, _ = streaming(local_blocks=9, tokens=800)
+    assert list(batcher.policy.plan(batcher.view()).chunks) == [(1, 143)]
+    wait(batcher, 2, 40)
+    assert list(batcher.policy.plan(batcher.view()).chunks) == [(1, 125), (2, 40)]
+
+
 def test_a_chunk_that_was_not_computed_gives_its_blocks_back():
     batcher, row = streaming()
     (chunk,), _ = batcher.plan(0.0)

@@ -261,6 +261,12 @@ def test_a_prompt_larger_than_its_instance_streams_its_blocks_away_and_finishes(
     assert wired.managers[0].borrower.outcomes == [(OrderId(1, 1), "accepted")]
 
 
+def test_a_creditor_with_several_turns_has_one_loan():
+    wired = oversized()
+    wired.order(0, 7, [(1, 2), (2, 2), (1, 1), (2, 1)], kind="capacity")
+    assert [(loan.id.creditor, loan.positions) for loan in loans(wired)] == [(1, (0, 1, 4)), (2, (2, 3, 5))]
+
+
 def test_a_grant_is_all_or_nothing():
     wired = oversized()
     wired.prefill(2, 9, 130)  # the second creditor has 1 block left

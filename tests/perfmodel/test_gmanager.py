@@ -1,8 +1,11 @@
 """GManager: a view from heartbeats, one capacity order in flight, restarts, deaths, preemption of the youngest."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from perfmodel.gmanager import DEAD_AFTER_HEARTBEATS, ClusterFacts, GManager
+from experiments.catalogue import load_link
+from perfmodel.gmanager import DEAD_AFTER_HEARTBEATS, ClusterFacts, GManager, share_evenly
 from perfmodel.loan import CLOCK_DRIFT
 from perfmodel.messages import (
     Heartbeat,
@@ -22,6 +25,11 @@ PARAMS = SchedulerParams()  # periods and heartbeats 1 s, orders 3 s, lease 10 s
 TTL_S = PARAMS.order_ttl_s * (1 + 2 * CLOCK_DRIFT)
 
 
+def link(a, b):
+    """Nodes of three instances."""
+    return load_link("nvlink3" if a // 3 == b // 3 else "ethernet-100g")
+
+
 class Planned:
     """A placement policy that orders the moves it was given."""
 
@@ -37,7 +45,7 @@ class Talk:
     """A gManager and what it sends."""
 
     def __init__(self, num_instances=3, placement=None, incarnation=1, now_s=0.0):
-        facts = ClusterFacts(num_instances, 16, belief=None, link=lambda a, b: None)
+        facts = ClusterFacts(num_instances, 16, belief=None, link=link)
         self.gmanager = GManager(facts, PARAMS, placement or Planned(), incarnation, now_s)
         self.now_s, self.seqs = now_s, {}
 
@@ -143,10 +151,35 @@ def needy(*needs, frees=(0, 10, 10), now_s=0.0):
     return talk, talk.beat(0, frees[0], needs)
 
 
-def test_a_need_is_granted_whole_from_the_largest_rooms_and_never_by_its_own_instance():
+def test_a_need_is_granted_whole_and_never_by_its_own_instance():
     _, sent = needy((7, 12, 1), frees=(9, 6, 8))
     ((receiver, order),) = orders(sent)
-    assert (receiver, order.kind, order.parts) == (0, "capacity", ((2, 1, 8), (1, 1, 4)))
+    assert (receiver, order.kind, order.parts) == (0, "capacity", ((1, 1, 6), (2, 1, 6)))
+
+
+def test_near_instances_share_evenly_and_few_far_ones_take_the_rest():
+    ((_, order),) = orders(needy((7, 30, 1), frees=(0, 6, 9, 4, 10, 8))[1])
+    assert order.parts == ((1, 1, 6), (2, 1, 9), (4, 1, 10), (5, 1, 5))
+
+
+def test_the_home_takes_part_with_what_it_need_not_place_elsewhere():
+    ((_, order),) = orders(needy((7, 2, 1, False, 7), frees=(9, 10, 10))[1])
+    assert order.parts == ((1, 1, 3), (2, 1, 3)), "9 blocks, 3 of them at home"
+
+
+def test_large_shares_are_handed_out_in_turns():
+    ((_, order),) = orders(needy((7, 100, 1), frees=(0, 60, 60))[1])
+    turns = [(creditor, count) for creditor, _, count in order.parts]
+    assert turns == [(1, 16), (2, 16), (1, 16), (2, 16), (1, 16), (2, 16), (1, 2), (2, 2)]
+
+
+@given(st.dictionaries(st.integers(0, 9), st.integers(0, 50), max_size=8), st.integers(0, 300))
+def test_shares_are_as_equal_as_the_rooms_allow(rooms, wanted):
+    shares = share_evenly(rooms, wanted)
+    assert sum(shares.values()) == min(wanted, sum(rooms.values()))
+    assert all(0 < n <= rooms[i] for i, n in shares.items())
+    level = max(shares.values(), default=0)
+    assert all(shares.get(i, 0) >= min(room, level - 1) for i, room in rooms.items())
 
 
 def test_a_need_that_does_not_fit_gets_nothing_and_growth_what_there_is():
