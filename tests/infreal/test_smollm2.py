@@ -6,6 +6,7 @@ import torch
 from pool_tools import Checked, Restless, cluster, workload
 
 from experiments.catalogue import load_model
+from infreal import demo
 from infreal.model import ModelError, load_decoder, open_checkpoint
 from infreal.model.loading import smollm2_file
 
@@ -62,3 +63,12 @@ def test_moves_preemption_and_blocks_asked_back(smollm2):
         run.at(0.4 + 0.3 * i, Checked.ask_back, i % 3)
     run.finish().assert_exact()
     assert run.count("throughput") > 0
+
+
+def test_the_demo_prints_the_same_text_twice_and_who_lent_what(smollm2, capsys):
+    assert demo.main() == 0
+    printed = capsys.readouterr().out
+    assert printed.count(" Paris.") == 2
+    assert "\nthe same text\n" in printed
+    lenders = {line.split()[2] for line in printed.splitlines() if " lends instance-0 " in line and "committed" in line}
+    assert lenders == {"instance-1", "instance-2"}
