@@ -18,7 +18,8 @@ from perfmodel.cost import CostModel
 from perfmodel.curves import ENDS, Band, Curves, analytic_curves
 from perfmodel.errors import InputError, unknown
 from perfmodel.laws.allreduce import KnotAllReduce, Knots, RingAllReduce
-from perfmodel.laws.attention import DecodeLaw, PrefillLaw
+from perfmodel.laws.attention import PrefillLaw, StreamedDecode
+from perfmodel.laws.flash2 import Flash2Decode
 from perfmodel.laws.gemm import Tile, TileGemm
 from perfmodel.laws.stream import StreamLaw
 from perfmodel.specs import GpuSpec, InstanceSpec
@@ -188,4 +189,6 @@ def make_domain(entry: Mapping[str, Any]) -> Domain:
     return Domain(ranges, {name: tuple(values) for name, values in entry.get("points", {}).items()})
 
 
-LAWS: dict[str, type[Any]] = {law.__name__: law for law in (TileGemm, DecodeLaw, PrefillLaw, StreamLaw, KnotAllReduce)}
+LAWS: dict[str, type[Any]] = {
+    law.__name__: law for law in (TileGemm, StreamedDecode, Flash2Decode, PrefillLaw, StreamLaw, KnotAllReduce)
+}

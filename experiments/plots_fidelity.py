@@ -65,10 +65,8 @@ def draw_decode(axes: Axes, fitted: dict[str, list[Fitted]]) -> None:
         points = rows.pick((rows.heads == heads) & (rows.kv_heads == kv_heads) & (rows.rows == count))
         if len(points):
             kv_tokens = np.geomspace(points.context_tokens.min(), points.context_tokens.max(), 100) * count
-            floor_s, base_s, s_per_token = fitted["decode_attention"][0].law.affine(count, heads, kv_heads, 128, 2)
-            axes.plot(
-                kv_tokens, 1e6 * np.maximum(floor_s, base_s + s_per_token * kv_tokens), color=colour, linewidth=1.2
-            )
+            terms = fitted["decode_attention"][0].law.terms(count, Heads(heads, kv_heads, 128, 2))
+            axes.plot(kv_tokens, [1e6 * terms.at(tokens) for tokens in kv_tokens], color=colour, linewidth=1.2)
             measured = count * points.context_tokens
             label = f"{count} row{'s' if count > 1 else ''}"
             axes.plot(measured, 1e6 * points.time_s, marker, color=colour, markersize=3.5, label=label)

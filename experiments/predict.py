@@ -125,7 +125,7 @@ def rates(cost: CostModel, batch: Batch) -> dict[str, float]:
     flops = 2.0 * model.layer_matmul_params / instance.tensor_parallel * micro
     found = {"f_flops_per_s": flops / cost.layer_s(micro)}
     if batch.decode_rows:
-        s_per_token = cost.decode_attention_terms(batch.decode_rows)[2] * instance.pipeline_parallel
+        s_per_token = cost.decode_attention_terms(batch.decode_rows).s_per_token * instance.pipeline_parallel
         found["g_tokens_per_s"] = model.num_layers / s_per_token
     return found
 

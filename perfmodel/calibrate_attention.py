@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from perfmodel.basis import Domain
 from perfmodel.calibrate import FitError, Floats, Prior, fit, fit_error, robust_error
 from perfmodel.errors import InputError
-from perfmodel.laws.attention import HEAD_DIM, DecodeLaw, Heads, PrefillLaw
+from perfmodel.laws.attention import HEAD_DIM, Heads, PrefillLaw, StreamedDecode
+from perfmodel.laws.flash2 import BLOCKS_PER_SM, Flash2Decode
 from perfmodel.specs import GpuSpec
 
 UNITS = (1.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0)
@@ -62,19 +63,26 @@ class AttentionRows:
         return Domain(ranges, points if few else {})
 
 
-def fit_decode(rows: AttentionRows, gpu: GpuSpec) -> tuple[DecodeLaw, FitError]:
-    """The law and its error over the contexts of 256 tokens and more. Raises InputError for too few rows."""
+MeasuredDecode = StreamedDecode | Flash2Decode
+
+
+def fit_decode(rows: AttentionRows, gpu: GpuSpec) -> tuple[MeasuredDecode, FitError]:
+    """The law of the kernel that explains the rows best, and its error over the contexts of 256 tokens and more.
+
+    Raises InputError for too few rows.
+    """
     rows = rows.pick(rows.context_tokens >= SHORTEST_DECODE)
     if len(rows) < LEAST_ROWS:
         raise InputError(
             f"decode_attention: {len(rows)} rows of {SHORTEST_DECODE} tokens or more (allowed: {LEAST_ROWS})"
         )
-    laws = [fit_kernel(rows, DecodeDesign(rows, gpu, *kernel)) for kernel in KERNELS]
+    laws: list[MeasuredDecode] = [fit_kernel(rows, StreamedDesign(rows, gpu, *kernel)) for kernel in KERNELS]
+    laws.append(fit_kernel(rows, Flash2Design(rows, gpu)))
     law = min(laws, key=lambda law: robust_error(decode_s(law, rows), rows.time_s))
     return law, fit_error(decode_s(law, rows), rows.time_s)
 
 
-def fit_kernel(rows: AttentionRows, design: "DecodeDesign") -> DecodeLaw:
+def fit_kernel(rows: AttentionRows, design: "StreamedDesign | Flash2Design") -> MeasuredDecode:
     """The best law of one kind of kernel. Long contexts weigh more: they matter most, and extrapolation starts there."""
     rows = rows.pick(np.arange(0, len(rows), -(-len(rows) // MOST_ROWS)))
     weights = np.clip(np.sqrt(rows.context_tokens / LONG_TOKENS), 1.0, 4.0)
@@ -83,15 +91,22 @@ def fit_kernel(rows: AttentionRows, design: "DecodeDesign") -> DecodeLaw:
     )
 
 
-def decode_s(law: DecodeLaw, rows: AttentionRows) -> Floats:
-    """What a law says of the rows, a whole batch each."""
-    floor_s, base_s, s_per_token = law.affine(rows.rows, rows.heads, rows.kv_heads, HEAD_DIM, rows.dtype_bytes)
-    times: Floats = np.maximum(floor_s, base_s + s_per_token * rows.rows * rows.context_tokens)
-    return times
+def decode_s(law: MeasuredDecode, rows: AttentionRows) -> Floats:
+    """What a law says of the rows, a whole batch each, in a benchmark that repeats itself."""
+    shape, kv_tokens = (rows.heads, rows.kv_heads, HEAD_DIM, rows.dtype_bytes), rows.rows * rows.context_tokens
+    if isinstance(law, StreamedDecode):
+        floor_s, base_s, s_per_token = law.affine(rows.rows, *shape)
+        warm_s_per_token = law.warm_s_per_token(
+            s_per_token, 2.0 * rows.kv_heads * HEAD_DIM * rows.dtype_bytes, kv_tokens
+        )
+        return np.maximum(floor_s, base_s + warm_s_per_token * kv_tokens)
+    floor_s, base_s, s_per_token, early_s, early_s_per_token = law.affine(rows.rows, *shape)
+    late_s = base_s + s_per_token * kv_tokens
+    return np.maximum(floor_s, np.minimum(early_s + early_s_per_token * kv_tokens, late_s))
 
 
-class DecodeDesign:
-    """Parameters of a decode law: their prior, and the law they make."""
+class StreamedDesign:
+    """Parameters of a `StreamedDecode`: their prior, and the law they make."""
 
     def __init__(self, rows: AttentionRows, gpu: GpuSpec, min_rows: float, grouped_streams: float) -> None:
         self.gpu, self.domain = gpu, rows.domain("rows", "heads", "kv_heads", "context_tokens")
@@ -110,9 +125,10 @@ class DecodeDesign:
             min_rows=(min_rows, 1.0),
             grouped_min_rows=(min_rows, 1.0),
             grouped_streams=(grouped_streams, 1.0),
+            cache_gain=(1.5, 1.0),
         )
 
-    def law(self, values: Floats) -> DecodeLaw:
+    def law(self, values: Floats) -> StreamedDecode:
         take, one = self.prior.take, self.prior.one
         loss = take(values, "bytes_loss")
         loss[1:] = np.minimum(loss[1:], np.diff(np.log(STREAMS))[::-1])  # twice the streams: at most twice as fast
@@ -125,7 +141,7 @@ class DecodeDesign:
             "grouped_base_s",
             "gather_s",
         )
-        return DecodeLaw(
+        return StreamedDecode(
             units=UNITS,
             floor_s=tuple(np.cumsum(take(values, "floor_s")).tolist()),
             base_s=tuple(np.cumsum(take(values, "base_s")).tolist()),
@@ -135,10 +151,39 @@ class DecodeDesign:
             min_rows=one(values, "min_rows"),
             grouped_min_rows=one(values, "grouped_min_rows"),
             grouped_streams=one(values, "grouped_streams"),
+            cache_bytes=self.gpu.cache_bytes,
+            cache_gain=max(1.0, one(values, "cache_gain")),
             kv_dtype_bytes=self.dtype_bytes,
             domain=self.domain,
             **{name: one(values, name) for name in single},
         )
+
+
+class Flash2Design:
+    """Parameters of a `Flash2Decode`: their prior, and the law they make."""
+
+    def __init__(self, rows: AttentionRows, gpu: GpuSpec) -> None:
+        self.gpu, self.domain = gpu, rows.domain("rows", "heads", "kv_heads", "context_tokens")
+        self.dtype_bytes = rows.dtype_bytes
+        self.prior = Prior.of(
+            sm_bytes_per_s=(gpu.memory_bytes_per_s / gpu.num_sms, 0.5),
+            bytes_per_s=(0.8 * gpu.memory_bytes_per_s, 0.3),
+            late_share=(1.5, 0.3),
+            base_s=(8e-6, 1.0),
+            row_head_s=(1e-9, 1.0),
+            grouped_floor_s=(16e-6, 1.0),
+            grouped_row_head_floor_s=(1e-9, 1.0),
+            grouped_base_s=(14e-6, 1.0),
+            grouped_row_head_s=(1e-9, 1.0),
+            gather_s=(4e-6, 1.0),
+            split_s=(0.2e-6, 1.0),
+        )
+
+    def law(self, values: Floats) -> Flash2Decode:
+        named = dict(zip(self.prior.names, values.tolist(), strict=True))
+        named["bytes_per_s"] = min(named["bytes_per_s"], self.gpu.memory_bytes_per_s)
+        named["late_share"] = min(max(named["late_share"], 1.0), BLOCKS_PER_SM)
+        return Flash2Decode(self.gpu.num_sms, **named, kv_dtype_bytes=self.dtype_bytes, domain=self.domain)
 
 
 def fit_prefill(rows: AttentionRows, gpu: GpuSpec) -> tuple[PrefillLaw, FitError]:

@@ -5,7 +5,7 @@ integers is cached, because a simulation asks about once a scheduler step. Times
 stages.
 
 With f and g of the paper's §4: W(β)/f(β) is `iteration_terms(β, …)[0]` per layer, g(S) the inverse of
-`decode_attention_terms(β)[2]`; both are rates there, times here.
+`decode_attention_terms(β).s_per_token`; both are rates there, times here.
 
 Pipeline parallel p: p micro-batches of ⌈rows/p⌉ are in flight and an iteration takes p × (slowest stage + hop). The
 values returned contain that, so callers never look at p.
@@ -14,16 +14,20 @@ values returned contain that, so callers never look at p.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from perfmodel import operators
 from perfmodel.basis import Along, Basis, worst
 from perfmodel.collectives import all_reduce_basis, all_reduce_s, hop_s
 from perfmodel.curves import Curves
 from perfmodel.errors import InputError, unknown
 from perfmodel.kernels import KernelTimes
+from perfmodel.laws.attention import DecodeTerms
 from perfmodel.specs import InstanceSpec, LinkSpec
 
 SCALE_KEYS = ("non_attention", "prefill_attention", "decode_attention", "collectives", "host", "transfer")
 PARTIAL_BYTES = 4  # partial states are fp32
+ROWS_AT_ONCE = 64
 SMALL_FRAC = 0.2  # parts below this share of a term do not decide how the term is known
 
 
@@ -64,7 +68,7 @@ class CostModel:
         self._decode_law = curves.decode_law(self.heads.heads, self.heads.kv_heads)
         self._kernels: dict[int, tuple[float, float]] = {}
         self._heads_s: dict[int, float] = {}
-        self._decode: dict[int, tuple[float, float, float]] = {}
+        self._decode: dict[int, DecodeTerms] = {}
         self._basis: dict[int, Basis] = {}
         self._decode_known: dict[int, Along] = {}
 
@@ -116,31 +120,28 @@ class CostModel:
 
     # --- attention --------------------------------------------------------------------------------------------
 
-    def decode_attention_terms(self, rows: int) -> tuple[float, float, float]:
-        """(floor_s, base_s, s_per_token): decode attention = max(floor_s, base_s + s_per_token × ΣS).
+    def decode_attention_terms(self, rows: int) -> DecodeTerms:
+        """Decode attention over ΣS, the summed context of the rows, new tokens included. All layers."""
+        if rows not in self._decode:
+            self._price_decode(rows - rows % ROWS_AT_ONCE)
+        return self._decode[rows]
 
-        ΣS is the summed context of the rows, new tokens included. All layers.
-        """
-        found = self._decode.get(rows)
-        if found is None:
-            found = self._decode[rows] = self._price_decode(rows)
-        return found
-
-    def _price_decode(self, rows: int) -> tuple[float, float, float]:
-        if rows == 0:
-            return 0.0, 0.0, 0.0
+    def _price_decode(self, first: int) -> None:
+        """Prices ROWS_AT_ONCE batch sizes: a law takes arrays."""
         stages, layers = self.instance.pipeline_parallel, self.instance.model.num_layers
-        terms = self._decode_law.terms(-(-rows // stages), self.heads)
-        factor = layers * self.scale["decode_attention"] * self.curves.factor("decode_attention", rows)
-        return factor * terms.floor_s, factor * terms.base_s, factor * terms.s_per_token / stages
+        counts = np.arange(max(1, first), first + ROWS_AT_ONCE)
+        columns = [column.tolist() for column in self._decode_law.affine(-(-counts // stages), *self.heads)]
+        self._decode[0] = DecodeTerms(0.0, 0.0, 0.0)
+        for rows, *terms in zip(counts.tolist(), *columns, strict=True):
+            factor = layers * self.scale["decode_attention"] * self.curves.factor("decode_attention", rows)
+            self._decode[rows] = DecodeTerms(*terms).times(factor, factor / stages)
 
     def decode_attention_s(self, rows: int, context_tokens: float, longest_tokens: float = 0.0) -> float:
         """Decode attention of `rows` rows over `context_tokens` tokens in all (0 for no row).
 
         Few rows read KV more slowly than many: a batch takes at least as long as its longest row alone, where that is known.
         """
-        floor_s, base_s, s_per_token = self.decode_attention_terms(rows)
-        batch_s = max(floor_s, base_s + s_per_token * context_tokens)
+        batch_s = self.decode_attention_terms(rows).at(context_tokens)
         return max(batch_s, self.decode_attention_s(1, longest_tokens)) if longest_tokens else batch_s
 
     def prefill_attention_s(self, tokens: int, prefix_tokens: int) -> float:
@@ -156,21 +157,19 @@ class CostModel:
 
     # --- MicroAttention for others ----------------------------------------------------------------------------
 
-    def micro_attention_terms(self, rows: int) -> tuple[float, float, float]:
-        """(floor_s, base_s, s_per_token) of MA served for `rows` decode rows of others; all layers.
+    def micro_attention_terms(self, rows: int) -> DecodeTerms:
+        """MA served for `rows` decode rows of others; all layers.
 
         The decode attention's law, plus reading the queries and writing the partial states (fp32).
         """
-        floor_s, base_s, s_per_token = self.decode_attention_terms(rows)
         num_bytes = (self.query_bytes(rows) + self.partial_bytes(rows)) / self.instance.tensor_parallel
         state_s = self.instance.model.num_layers * num_bytes / self.instance.gpu.memory_bytes_per_s
         state_s *= self.scale["decode_attention"]
-        return floor_s + state_s, base_s + state_s, s_per_token
+        return self.decode_attention_terms(rows).plus(state_s)
 
     def micro_attention_s(self, rows: int, kv_tokens: float) -> float:
         """MA served for `rows` decode rows of others over `kv_tokens` KV tokens in all; all layers."""
-        floor_s, base_s, s_per_token = self.micro_attention_terms(rows)
-        return max(floor_s, base_s + s_per_token * kv_tokens)
+        return self.micro_attention_terms(rows).at(kv_tokens)
 
     def prefill_micro_attention_s(self, query_tokens: int, kv_tokens: int) -> float:
         """MA of a chunk's queries on a remote prefix: no mask; all layers."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perfmodel.laws.allreduce import AllReduceLaw, RingAllReduce
-from perfmodel.laws.attention import DecodeLaw, PrefillLaw
+from perfmodel.laws.attention import DecodeLaw, PrefillLaw, StreamedDecode
 from perfmodel.laws.gemm import GemmLaw, RooflineGemm
 from perfmodel.laws.stream import StreamLaw
 from perfmodel.specs import GpuSpec
@@ -81,7 +81,7 @@ def analytic_curves(gpu: GpuSpec, dtype_bytes: int) -> Curves:
         gemm=RooflineGemm(KERNEL_S, GEMM_BYTES_FRAC * peak_bytes, GEMM_FLOPS_FRAC * peak_flops, dtype_bytes),
         streams=dict.fromkeys(STREAMS, stream),
         decode=(
-            DecodeLaw(
+            StreamedDecode(
                 units=(1.0,),
                 floor_s=(DECODE_FLOOR_S,),
                 base_s=(KERNEL_S,),

@@ -9,7 +9,8 @@ with the host of simulators.md and the share of its time in which an instance se
 - the creditor's batch is β_c(k), its own prompts losing the k blocks. The MA it serves takes a share of its time, MA / period
   of the debtor: its iterations get as much longer as it serves meanwhile. In the paper's T_creditor = T_lyr + K/g both iterate
   at the same pace. (perfmodel.pricing stretches kernels and local attention alone. To stretch the host's part and the waits too
-  is a little dearer, and keeps the argument below true.)
+  is a little dearer, and keeps the argument below true. So does leaving out the early lines of `DecodeTerms`: attention of a few
+rows with short contexts counts as more than it is.)
 
 **Where the best k lies.** Between breakpoints β′ and β_c are constant, the debtor's iteration is one of the lines under its
 max(…), hence a + b·k, and the MA served is affine in k. So TPS is β′/(a + b·k) there, plus a constant (a creditor whose
@@ -242,11 +243,11 @@ class Pricer:
         """Blocks, at most `limit`, up to which the debtor's layers need not wait for this creditor: exchange + MA + residual is
         within the local attention left after the move, before anything is admitted into the room."""
         load, block_tokens = self._loads[debtor], self._view.block_tokens
-        floor_s, base_s, s_per_token = self._cost.decode_attention_terms(load.batch)
+        terms = self._cost.decode_attention_terms(load.batch)
 
         def waits(blocks: int) -> bool:
             context_tokens = max(0, load.context_tokens - block_tokens * blocks)
-            local_s = max(floor_s, base_s + s_per_token * context_tokens)
+            local_s = terms.at(context_tokens)
             return reads.exchange_s + max(reads.floor_s, reads.base_s + reads.block_s * blocks) > local_s
 
         return 0 if limit < 1 or waits(1) else bisect_left(range(1, limit + 1), True, key=waits)
@@ -283,14 +284,14 @@ class Pricer:
         found = self._batches.get(rows)
         if found is None:
             attention = self._cost.decode_attention_terms(rows)
-            found = self._batches[rows] = (*self._cost.iteration_terms(rows, rows, rows), *attention)
+            found = self._batches[rows] = (*self._cost.iteration_terms(rows, rows, rows), *attention[:3])
         return found
 
     def _reads(self, debtor: int, read: RemoteRead, peers: int) -> Reads:
         launch_s = peers * self._peer_launch_s
         if not read.rows:
             return Reads(0.0, launch_s, 0.0, 0.0, 0.0)
-        floor_s, base_s, s_per_token = self._cost.micro_attention_terms(read.rows)
+        floor_s, base_s, s_per_token = self._cost.micro_attention_terms(read.rows)[:3]
         wait_s, block_s = self.exchange_s(debtor, read.peer, read.rows), s_per_token * self._view.block_tokens
         return Reads(wait_s, launch_s, floor_s, base_s + s_per_token * read.tokens, block_s)
 

@@ -11,7 +11,7 @@ from perfmodel.borrowing import exchange_s, remote_layer_s, residual_s
 from perfmodel.cost import CostModel
 from perfmodel.messages import StartIterations
 from perfmodel.specs import LinkSpec
-from perfmodel.steptime import StepTime
+from perfmodel.steptime import Bend, StepTime
 from perfmodel.view import RemoteRead
 
 MAX_SERVED_SHARE = 0.9  # an instance that serves others more than this has its own work served first
@@ -50,24 +50,30 @@ def price_step(cost: CostModel, step: StartIterations, around: Surroundings) -> 
     kernel_s, launch_s, host_s = cost.iteration_terms(tokens, rows, logits_rows)
     launch_s += exchange_launches_s(cost, step)
     prefill_s = sum(cost.prefill_attention_s(c.tokens, c.prefix_tokens - c.remote_tokens) for c in step.chunks)
-    floor_s, base_s, s_per_token = cost.decode_attention_terms(rows)
+    terms = cost.decode_attention_terms(rows)
     stretch = 1 / (1 - min(around.share, MAX_SERVED_SHARE))
     kernel_s *= stretch
-    lines = [(max(kernel_s + (prefill_s + floor_s) * stretch, launch_s), 0.0)]
-    if rows:
-        local_s = prefill_s + base_s + s_per_token * step.decode_context_tokens
-        lines.append((kernel_s + local_s * stretch, s_per_token * rows * stretch))
+    lines = [(max(kernel_s + (prefill_s + terms.floor_s) * stretch, launch_s), 0.0)]
+    bends: list[Bend] = []
+    growing = [(terms, rows, step.decode_context_tokens)] if rows else []
     if rows > 1:  # a batch takes at least as long as its longest row alone, whose KV few rows read more slowly
-        _, base_s, s_per_token = cost.decode_attention_terms(1)
-        alone_s = prefill_s + base_s + s_per_token * step.longest_tokens
-        lines.append((kernel_s + alone_s * stretch, s_per_token * stretch))
-    alone = StepTime(host_s, lines)
+        growing.append((cost.decode_attention_terms(1), 1, step.longest_tokens))
+    for of, per_iteration, tokens in growing:
+        early, late = (
+            (kernel_s + (prefill_s + line_s + slope * tokens) * stretch, slope * per_iteration * stretch)
+            for line_s, slope in ((of.early_s, of.early_s_per_token), (of.base_s, of.s_per_token))
+        )
+        if early[0] < late[0]:
+            bends.append((early, late))
+        else:
+            lines.append(late)
+    alone = StepTime(host_s, lines, bends)
     if not step.remote and not step.chunk_remote:
         return StepPrice(alone, alone)
     remote_s = cost.instance.model.num_layers * (
         _decode_layer_s(cost, step.remote, around) + _chunk_layer_s(cost, step.chunk_remote, around)
     )
-    return StepPrice(StepTime(host_s, [*lines, (kernel_s + remote_s, 0.0)]), alone)
+    return StepPrice(StepTime(host_s, [*lines, (kernel_s + remote_s, 0.0)], bends), alone)
 
 
 def exchange_launches_s(cost: CostModel, step: StartIterations) -> float:

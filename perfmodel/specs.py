@@ -90,6 +90,7 @@ class GpuSpec:
     memory_bytes_per_s: float
     peak_flops32_per_s: float = 0.0  # dense, 32-bit inputs; 0: half of the 16-bit peak
     num_sms: int = 1
+    cache_bytes: int = 0  # L2
     runtime_bytes: int = (
         551 * MIB
     )  # context and libraries; AIConfigurator system.yaml, "other_mem" before its safety margin

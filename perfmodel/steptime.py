@@ -1,24 +1,26 @@
 """StepTime: when the iterations of one step end, in closed form.
 
 Iteration j of a fixed decode batch takes max over lines (intercept + slope · j) seconds: attention is affine in the context,
-which grows by one token a row; floors, launches and waits for other instances are constant. The sum of n iterations is then a
-sum over the segments of that upper envelope, so a step of a thousand iterations costs as much to price as one.
+which grows by one token a row; floors, launches and waits for other instances are constant. Where a line bends down, the lower
+of two counts. The sum of n iterations is then a sum over the segments of that envelope, so a step of a thousand iterations costs
+as much to price as one.
 """
 
 from collections.abc import Sequence
 from math import sqrt
 
 Line = tuple[float, float]  # (intercept in seconds, slope in seconds per iteration ≥ 0)
+Bend = tuple[Line, Line]  # the steeper one first
 
 
 class StepTime:
-    """Durations of iterations 0, 1, 2, … of a step: `offset_s` + max over `lines`."""
+    """Durations of iterations 0, 1, 2, … of a step: `offset_s` + max over `lines` and over the lower lines of `bends`."""
 
     __slots__ = ("_segments", "offset_s")
 
-    def __init__(self, offset_s: float, lines: Sequence[Line]) -> None:
+    def __init__(self, offset_s: float, lines: Sequence[Line], bends: Sequence[Bend] = ()) -> None:
         self.offset_s = offset_s
-        self._segments = _envelope(lines)
+        self._segments = _bent_envelope(lines, bends) if bends else _envelope(lines)
 
     def duration_s(self, j: int) -> float:
         """Seconds of iteration `j` alone."""
@@ -83,3 +85,22 @@ def _envelope(lines: Sequence[Line]) -> list[tuple[int, float, float]]:
         # the next to cross; of those that cross before the same iteration, the one on top there
         first, intercept, slope = min(steeper, key=lambda s: (s[0], -(s[1] + s[2] * s[0]), -s[2]))
         segments.append((first, intercept, slope))
+
+
+def _bent_envelope(lines: Sequence[Line], bends: Sequence[Bend]) -> list[tuple[int, float, float]]:
+    """The envelope piece by piece: between the iterations at which a bend passes to its second line, all are straight."""
+    starts = sorted({0, *(_passes(bend) for bend in bends)})
+    segments = []
+    for start, end in zip(starts, [*starts[1:], None], strict=True):
+        lower = [later if start >= _passes((early, later)) else early for early, later in bends]
+        shifted = [(intercept + slope * start, slope) for intercept, slope in (*lines, *lower)]
+        for first, intercept, slope in _envelope(shifted):
+            if end is None or start + first < end:
+                segments.append((start + first, intercept - slope * start, slope))
+    return segments
+
+
+def _passes(bend: Bend) -> int:
+    """The first iteration in which the second line is the lower one."""
+    (early, rise), (late, growth) = bend
+    return max(0, int((late - early) / (rise - growth)) + 1) if late > early else 0

@@ -1,12 +1,14 @@
 """Attention of one layer on one rank: decode rows over their KV, and a chunk of a prompt over its prefix and itself."""
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.basis import Along, Basis, Domain, basis_along, basis_in
+from perfmodel.laws.gemm import smooth_max
 
 Floats = NDArray[np.float64]
 Numbers = Any  # a number, or an array of them
@@ -29,21 +31,77 @@ class Heads(NamedTuple):
 
 
 class DecodeTerms(NamedTuple):
-    """Decode attention of one layer: max(floor_s, base_s + s_per_token × ΣS)."""
+    """Decode attention over ΣS KV tokens: max(floor_s, min(early_s + early_s_per_token × ΣS, base_s + s_per_token × ΣS)).
+
+    The early line, where there is one, is the steeper: what splitting the KV of a few rows costs grows with their context until
+    the GPU is full.
+    """
 
     floor_s: float
     base_s: float
     s_per_token: float
+    early_s: float = inf
+    early_s_per_token: float = 0.0
+
+    def at(self, kv_tokens: float) -> float:
+        """Seconds over `kv_tokens` KV tokens in all."""
+        late_s = self.base_s + self.s_per_token * kv_tokens
+        return max(self.floor_s, min(self.early_s + self.early_s_per_token * kv_tokens, late_s))
+
+    def plus(self, seconds: float) -> "DecodeTerms":
+        """With `seconds` more, whatever the context."""
+        return DecodeTerms(
+            self.floor_s + seconds,
+            self.base_s + seconds,
+            self.s_per_token,
+            self.early_s + seconds,
+            self.early_s_per_token,
+        )
+
+    def times(self, factor: float, token_factor: float) -> "DecodeTerms":
+        """All terms `factor` times, those per token `token_factor` times."""
+        return DecodeTerms(
+            factor * self.floor_s,
+            factor * self.base_s,
+            token_factor * self.s_per_token,
+            factor * self.early_s,
+            token_factor * self.early_s_per_token,
+        )
+
+
+class DecodeLaw(Protocol):
+    """Decode attention of one layer on one rank."""
+
+    @property
+    def domain(self) -> Domain | None: ...
+
+    def affine(
+        self, rows: Numbers, heads: Numbers, kv_heads: Numbers, head_dim: Numbers, kv_dtype_bytes: Numbers
+    ) -> tuple[Floats, ...]:
+        """The columns of `DecodeTerms`, for numbers or arrays of them."""
+
+    def basis_along_context(self, rows: int, shape: Heads) -> Along: ...
+
+
+def decode_basis(domain: Domain | None, kv_dtype_bytes: int, rows: int, shape: Heads) -> Along:
+    """How a batch of `rows` is known, by the mean context of its rows; other sizes than were measured are extrapolated."""
+    along = basis_along(domain, "context_tokens", rows=rows, heads=shape.heads, kv_heads=shape.kv_heads)
+    if domain and (shape.head_dim != HEAD_DIM or shape.kv_dtype_bytes != kv_dtype_bytes):
+        return replace(along, at_points=Basis.EXTRAPOLATED, inside=Basis.EXTRAPOLATED)
+    return along
 
 
 @dataclass(frozen=True)
-class DecodeLaw:
+class StreamedDecode:
     """Decode attention, affine in the KV tokens of the batch for given rows.
 
     rows × kv_heads work units set the floor and the base (at the knots `units`; linear between and beyond them). Grouped
     heads (GQA) pay for splitting the KV and merging, and for gathering queries where rows and KV heads both exceed one.
     kv_heads × max(rows, min_rows) streams read KV at `bytes_frac` of the peak (knots `streams`); each query head adds a
     little per token. KV bytes never go faster than the peak.
+
+    Benchmarks repeat themselves: KV of up to `cache_bytes` they find in the L2 cache, `cache_gain` times as fast as in memory. A
+    served model does not, as its weights and other layers pass in between: only `warm_s_per_token` knows of it.
     """
 
     units: tuple[float, ...]
@@ -61,6 +119,8 @@ class DecodeLaw:
     min_rows: float = 1.0
     grouped_min_rows: float = 1.0
     grouped_streams: float = 1.0  # streams of a work unit when heads are grouped
+    cache_bytes: int = 0
+    cache_gain: float = 1.0
     kv_dtype_bytes: int = 2  # as measured
     domain: Domain | None = None
 
@@ -87,12 +147,15 @@ class DecodeLaw:
             s_per_token,
         )
 
+    def warm_s_per_token(self, s_per_token: Floats, token_bytes: Numbers, kv_tokens: Numbers) -> Floats:
+        """As a benchmark measures it: the memory's share of a token's time is the cache's where all KV fits there."""
+        memory_s = token_bytes / (self.peak_bytes_per_s * self.bytes_frac[-1])
+        beside_s = np.maximum(s_per_token**4 - memory_s**4, 0.0) ** 0.25  # as in smooth_max
+        warm_s = smooth_max(beside_s, memory_s / self.cache_gain)
+        return np.where(token_bytes * kv_tokens <= self.cache_bytes, warm_s, s_per_token)
+
     def basis_along_context(self, rows: int, shape: Heads) -> Along:
-        """How a batch of `rows` is known, by the mean context of its rows."""
-        along = basis_along(self.domain, "context_tokens", rows=rows, heads=shape.heads, kv_heads=shape.kv_heads)
-        if self.domain and (shape.head_dim != HEAD_DIM or shape.kv_dtype_bytes != self.kv_dtype_bytes):
-            return replace(along, at_points=Basis.EXTRAPOLATED, inside=Basis.EXTRAPOLATED)
-        return along
+        return decode_basis(self.domain, self.kv_dtype_bytes, rows, shape)
 
 
 @dataclass(frozen=True)

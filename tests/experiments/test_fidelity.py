@@ -64,11 +64,29 @@ def test_mha_attention_against_the_a800_set(a100, a800):
 
 
 def test_gqa_attention_against_vidurs(a100, vidur):
-    """The two kernels differ at short contexts: 13 % over all of eight rows and more, against the 10 % aimed at."""
+    """The two kernels differ at short contexts: 11 % over all of eight rows and more, against the 10 % aimed at."""
     found = {piece.rows_are: piece for piece in cross("decode_attention", shipped("decode_attention", a100), vidur)}
-    assert found["heads 32/4, 8 rows and more"].mape <= 0.14
-    assert found["heads 32/4, 8 rows and more, 1,024 tokens and more"].mape <= 0.12
+    assert found["heads 32/4, 8 rows and more"].mape <= 0.12
+    assert found["heads 32/4, 8 rows and more, 1,024 tokens and more"].mape <= 0.10
     assert found["heads 32/4, fewer than 8 rows"].mape > 0.15, "the disagreement at one row is real"
+
+
+def test_decode_attention_of_rows_the_fit_has_not_seen(a100):
+    rows = in_domain("decode_attention", OPERATORS["decode_attention"].rows(a100.operator("decode_attention")))
+    for piece in held_out("decode_attention", rows, a100, load_gpu("a100-80gb")):
+        assert piece.mape <= (0.052 if piece.rows_are == "rows = 64" else 0.05), piece.rows_are
+
+
+def test_heads_that_are_not_grouped_count_by_units_alone(a100):
+    """FlashAttention-2 does not split their KV: rows × heads and the context decide, on A100, within a few percent."""
+    rows = in_domain("decode_attention", OPERATORS["decode_attention"].rows(a100.operator("decode_attention")))
+    mha = rows.pick(rows.heads == rows.kv_heads)
+    units = mha.rows * mha.heads
+    for context in (4096, 131_072):
+        for count in (8, 16, 32, 64):
+            times = mha.time_s[(units == count) & (mha.context_tokens == context)]
+            assert len(times) >= 2 and times.max() < 1.05 * times.min(), (context, count)
+    assert units.min() == 1 and mha.time_s[(units == 1) & (mha.context_tokens == 131_072)][0] > 2.9e-3
 
 
 def test_all_reduce_of_sizes_the_fit_has_not_seen(a100):

@@ -129,13 +129,7 @@ def re_numbers(value) -> list[float]:
         *((name, "gemm", 0.08) for name in SHIPPED),
         *((name, "prefill_attention", 0.05) for name in SHIPPED),
         *((name, "all_reduce", 0.05) for name in SHIPPED),
-        (
-            "a100",
-            "decode_attention",
-            0.055,
-        ),  # aimed at 5 %: the law is affine in the context, the kernels are not quite
-        ("h100", "decode_attention", 0.055),
-        ("h200", "decode_attention", 0.05),
+        *((name, "decode_attention", 0.05) for name in SHIPPED),
     ],
 )
 def test_shipped_laws_fit(name, operator, most):

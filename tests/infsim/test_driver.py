@@ -156,9 +156,9 @@ def test_latency_of_one_request_is_the_hand_computed_sum(cluster, workload):
         kernel_s, launch_s, host_s = cost.iteration_terms(tokens, tokens if tokens == 1 else 0, 1)
         return max(kernel_s + attention_s, launch_s) + host_s
 
-    floor_s, base_s, s_per_token = cost.decode_attention_terms(1)
+    terms = cost.decode_attention_terms(1)
     first = message_s + iteration_s(100, cost.prefill_attention_s(100, 0))
-    decode = sum(iteration_s(1, max(floor_s, base_s + s_per_token * (100 + i))) for i in range(1, 20))
+    decode = sum(iteration_s(1, terms.at(100 + i)) for i in range(1, 20))
     assert result["first_token_s"][0] == pytest.approx(first, rel=1e-12)
     assert result["finish_s"][0] == pytest.approx(first + decode, rel=1e-12)
 

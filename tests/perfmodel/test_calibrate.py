@@ -1,5 +1,7 @@
 """Fits find laws again from their own times, stray measurements among them; too few rows are refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ from perfmodel.calibrate_gemm import Design, GemmRows, fit_gemm, gemm_s
 from perfmodel.calibrate_stream import StreamRows, fit_stream, stream_s
 from perfmodel.errors import InputError
 from perfmodel.laws.allreduce import RingAllReduce
-from perfmodel.laws.attention import DecodeLaw, PrefillLaw
+from perfmodel.laws.attention import Heads, PrefillLaw, StreamedDecode
+from perfmodel.laws.flash2 import Flash2Decode
 from perfmodel.laws.gemm import Tile, TileGemm
 from perfmodel.laws.stream import StreamLaw
 
@@ -71,7 +74,7 @@ def with_times(rows, times):
 
 
 def test_decode_attention_is_found_again_and_extrapolates():
-    law = DecodeLaw(
+    law = StreamedDecode(
         units=(1.0, 64.0, 1024.0),
         floor_s=(12e-6, 13e-6, 40e-6),
         base_s=(8e-6, 9e-6, 20e-6),
@@ -90,14 +93,68 @@ def test_decode_attention_is_found_again_and_extrapolates():
     assert found.domain.ranges["context_tokens"] == (256.0, 32768.0)
 
 
+FLASH2 = Flash2Decode(
+    num_sms=108,
+    sm_bytes_per_s=22e9,
+    bytes_per_s=1.6e12,
+    late_share=1.4,
+    base_s=8e-6,
+    row_head_s=1e-9,
+    grouped_floor_s=18e-6,
+    grouped_row_head_floor_s=1e-9,
+    grouped_base_s=16e-6,
+    grouped_row_head_s=1.5e-9,
+    gather_s=4e-6,
+    split_s=0.17e-6,
+)
+
+
+def test_kernels_that_split_only_grouped_heads_are_found_again():
+    rows = attention_rows([1.0], [255, 511, 1023, 2047, 4095, 8191, 16383, 32767], rows=(1, 2, 8, 16, 32, 128))
+    found, error = fit_decode(with_times(rows, noisy(decode_s(FLASH2, rows))), GPU)
+    assert isinstance(found, Flash2Decode)
+    assert error.median < 0.03, f"seed {SEED}"
+    assert found.sm_bytes_per_s == pytest.approx(22e9, rel=0.05)
+    far = attention_rows([1.0], [131_071.0], rows=(1, 2, 8))
+    assert fit_error(decode_s(found, far), decode_s(FLASH2, far)).mape < 0.03
+
+
+def test_what_a_benchmark_finds_in_its_cache_is_not_promised():
+    """KV of up to 40 MiB is read three times as fast there; the law of a served model knows memory alone."""
+    law = StreamedDecode(
+        units=(1.0, 1024.0),
+        floor_s=(12e-6, 30e-6),
+        base_s=(10e-6, 20e-6),
+        streams=(1.0, 1024.0),
+        bytes_frac=(0.8, 0.8),
+        peak_bytes_per_s=GPU.memory_bytes_per_s,
+        cache_bytes=GPU.cache_bytes,
+        cache_gain=3.0,
+    )
+    rows = attention_rows([1.0], [255, 511, 1023, 2047, 4095, 8191, 16383, 32767])
+    warm = decode_s(law, rows)
+    found, error = fit_decode(with_times(rows, noisy(warm, strays=0.0)), GPU)
+    assert error.mape < 0.03, f"seed {SEED}"
+    fits = rows.rows * rows.context_tokens * rows.kv_heads * 512 <= GPU.cache_bytes
+    cold = np.array([found.terms(int(n), Heads(int(h), int(k), 128, 2)).at(n * s) for n, h, k, s in shapes_of(rows)])
+    truth = np.array([law.terms(int(n), Heads(int(h), int(k), 128, 2)).at(n * s) for n, h, k, s in shapes_of(rows)])
+    assert fits.any() and (warm[fits] < 0.8 * truth[fits]).any()
+    assert fit_error(cold, truth).mape < 0.06
+
+
+def shapes_of(rows):
+    return zip(rows.rows, rows.heads, rows.kv_heads, rows.context_tokens, strict=True)
+
+
 def test_one_law_for_numbers_and_for_arrays():
     rows = attention_rows([1.0], [999.0])
-    law, _ = fit_decode(with_times(attention_rows([1.0], [255, 1023, 4095, 16383]), np.geomspace(1e-5, 1e-3, 60)), GPU)
-    from perfmodel.laws.attention import Heads
-
-    for i, time_s in enumerate(decode_s(law, rows)):
-        terms = law.terms(int(rows.rows[i]), Heads(int(rows.heads[i]), int(rows.kv_heads[i]), 128, 2))
-        assert time_s == pytest.approx(max(terms.floor_s, terms.base_s + terms.s_per_token * rows.rows[i] * 1000))
+    cacheless = replace(GPU, cache_bytes=0)
+    seen = with_times(attention_rows([1.0], [255, 1023, 4095, 16383]), np.geomspace(1e-5, 1e-3, 60))
+    law, _ = fit_decode(seen, cacheless)
+    for one in (law, FLASH2):
+        for i, time_s in enumerate(decode_s(one, rows)):
+            terms = one.terms(int(rows.rows[i]), Heads(int(rows.heads[i]), int(rows.kv_heads[i]), 128, 2))
+            assert time_s == pytest.approx(terms.at(rows.rows[i] * 1000))
 
 
 def test_prefill_attention_is_found_again_behind_a_prefix():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,8 @@ from perfmodel.breakdown import iteration_bytes, iteration_flops, parts, rooflin
 from perfmodel.collectives import all_reduce_s
 from perfmodel.cost import SCALE_KEYS, Batch, CostModel
 from perfmodel.errors import InputError
+from perfmodel.messages import StartIterations
+from perfmodel.pricing import Surroundings, price_step
 from perfmodel.specs import InstanceSpec
 
 GPUS = {"a100-80gb": "a100", "h100-80gb": "h100", "h200-141gb": "h200"}
@@ -113,13 +116,21 @@ def test_a_batch_costs_at_least_its_longest_row_alone(cost, drawn):
 
 
 @settings(deadline=None)
-@given(costs(), st.integers(1, 200), contexts, st.integers(1, 50))
-def test_attention_is_affine_in_the_context_beyond_its_floor(cost, rows, context, steps):
-    """Macro steps rest on it: n iterations at once are the sum of n single ones."""
-    floor_s, base_s, s_per_token = cost.decode_attention_terms(rows)
-    singles = [cost.decode_attention_s(rows, rows * context + j * rows) for j in range(steps)]
-    closed = [max(floor_s, base_s + s_per_token * rows * (context + j)) for j in range(steps)]
-    assert sum(singles) == pytest.approx(sum(closed), rel=1e-12)
+@given(costs(), st.lists(contexts, min_size=1, max_size=40), st.integers(1, 20_000))
+def test_iterations_at_once_are_the_sum_of_single_ones(cost, rows, iterations):
+    """Macro steps rest on it, across floors, bends and the row that becomes the slowest."""
+    alone = Surroundings(0.0, lambda peer: cost.instance.inter_link, lambda peer: 0.0)
+
+    def total_s(first: int, count: int) -> float:
+        tokens = sum(rows) + first * len(rows)
+        step = StartIterations(1, len(rows), tokens, max(rows) + first, (), count, (), ())
+        return price_step(cost, step, alone).time.total_s(count)
+
+    some = sorted({0, iterations // 3, iterations // 2, iterations})
+    parts_s = [total_s(first, after - first) for first, after in pairwise(some)]
+    assert total_s(0, iterations) == pytest.approx(sum(parts_s), rel=1e-9)
+    batch = Batch(len(rows), sum(rows), max(rows))
+    assert total_s(0, 1) == pytest.approx(sum(part.s for part in parts(cost, batch).values()), rel=1e-9)
 
 
 def test_permutation_of_chunks_changes_nothing():
@@ -174,8 +185,7 @@ def test_pipeline_stages_trade_latency_for_memory():
     assert two.kernel_terms(64)[1] == pytest.approx(collectives_s)
     embedding_s = two.times.embedding_s(32)
     assert two.kernel_terms(64)[0] == pytest.approx(one.kernel_terms(32)[0] + embedding_s)
-    floor_s, base_s, s_per_token = one.decode_attention_terms(32)
-    assert two.decode_attention_terms(64) == pytest.approx((floor_s, base_s, s_per_token / 2))
+    assert two.decode_attention_terms(64) == pytest.approx(one.decode_attention_terms(32).times(1.0, 0.5))
     assert two.prefill_attention_s(512, 100) == pytest.approx(one.prefill_attention_s(512, 100) / 2)
     assert two.head_s(64) == pytest.approx(2 * one.head_s(32))
 

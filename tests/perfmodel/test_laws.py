@@ -6,7 +6,7 @@ import pytest
 from perfmodel.basis import Basis, Domain, basis_in, worst
 from perfmodel.curves import Band
 from perfmodel.laws.allreduce import KnotAllReduce, Knots, RingAllReduce
-from perfmodel.laws.attention import DecodeLaw, Heads, PrefillLaw
+from perfmodel.laws.attention import Heads, PrefillLaw, StreamedDecode
 from perfmodel.laws.gemm import Tile, TileGemm, smooth_max
 from perfmodel.laws.stream import StreamLaw
 from perfmodel.specs import LinkSpec
@@ -67,7 +67,7 @@ def test_times_that_overlap_are_a_little_more_than_the_longer():
     assert smooth_max(a, b).tolist() == pytest.approx([82**0.25, 2**0.25])
 
 
-def decode_law(**changes) -> DecodeLaw:
+def decode_law(**changes) -> StreamedDecode:
     defaults = {
         "units": (1.0, 100.0),
         "floor_s": (10e-6, 20e-6),
@@ -76,7 +76,7 @@ def decode_law(**changes) -> DecodeLaw:
         "bytes_frac": (0.1, 0.8),
         "peak_bytes_per_s": PEAK_BYTES,
     }
-    return DecodeLaw(**defaults | changes)
+    return StreamedDecode(**defaults | changes)
 
 
 MHA, GQA = Heads(8, 8, 128, 2), Heads(32, 8, 128, 2)
