@@ -4,6 +4,7 @@ Owns the free list and the state of every block id. Knows nothing of requests: i
 After every event: free + local + reserved + lent + draining = total (design: one owner a block).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
@@ -79,11 +80,11 @@ class BlockPool:
         """Give blocks up. Pinned ones drain first; where a running iteration may use them (`fence`) all are, until `unpin`."""
         if fence:
             self.pin(blocks)
-        if not self._pins:
+        if self._pins.keys().isdisjoint(blocks):
             self._free_all(blocks)
             return
         for block in blocks:
-            self._count(block, -1)
+            self._give_up(self._owner[block], 1)
             if block in self._pins:
                 self._owner[block] = Owner.DRAINING
                 self.draining += 1
@@ -131,21 +132,18 @@ class BlockPool:
 
     def _free_all(self, blocks: Sequence[int]) -> None:
         owner = self._owner
+        for state, num_blocks in Counter(map(owner.__getitem__, blocks)).items():
+            self._give_up(state, num_blocks)
         for block in blocks:
-            if owner[block] != Owner.LOCAL:
-                self._count(block, -1)
-                self.local += 1  # cancels the bulk subtraction below
             owner[block] = 0
-        self.local -= len(blocks)
         self._free.extend(reversed(blocks))
 
-    def _count(self, block: int, change: int) -> None:
-        owner = self._owner[block]
+    def _give_up(self, owner: int, num_blocks: int) -> None:
         if owner == Owner.LOCAL:
-            self.local += change
+            self.local -= num_blocks
         elif owner == Owner.RESERVED:
-            self.reserved += change
+            self.reserved -= num_blocks
         elif owner == Owner.LENT:
-            self.lent += change
+            self.lent -= num_blocks
         else:
-            raise AssertionError(f"block {block} is {Owner(owner).name}, nobody owns it")
+            raise AssertionError(f"{num_blocks} blocks are {Owner(owner).name}, nobody owns them")

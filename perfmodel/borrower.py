@@ -51,6 +51,11 @@ class Borrower:
         self._fetching: dict[TransferId, list[int]] = {}
         self._changed = True  # something may be ready to send or to settle
 
+    @property
+    def has_news(self) -> bool:
+        """Orders that the gManager may wait to hear of."""
+        return bool(self.outcomes) or self.open_order is not None
+
     # ---- orders --------------------------------------------------------------------------------------------------------------
     def on_order(self, order: MoveKvCache, now_s: float) -> None:
         self._changed = True
@@ -349,10 +354,10 @@ class Borrower:
         if row is None:
             return
         sealed = self.owner.batcher.kv_tokens(row) // self.owner.limits.batch.block_tokens
+        if loan.positions[loan.sent] >= sealed:  # positions ascend
+            return
         positions = loan.positions[loan.sent : min(loan.target, loan.sent + MAX_STORE_BLOCKS)]
         blocks = tuple(row.blocks[p] for p in positions if p < sealed)
-        if not blocks:
-            return
         assert NO_BLOCK not in blocks, f"{loan} sends a block that is not here"
         transfer = loan.transfer = self.debtor.new_transfer()
         self._sending[transfer] = blocks

@@ -3,7 +3,6 @@
 It trusts no clock but its own: a loan closes `lease_s` after receipt of the last renewing ledger.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.blocks import BlockPool
@@ -45,8 +44,9 @@ class Creditor:
     loans: dict[LoanId, CreditorLoan] = field(default_factory=dict)
     _debtors: dict[int, _Debtor] = field(default_factory=dict)
     _receiving: dict[TransferId, tuple[LoanId, int, tuple[int, ...]]] = field(default_factory=dict)
-    _serving: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     _reading: dict[tuple[int, int], tuple[tuple[LoanId, int], ...]] = field(default_factory=dict)
+    _draining: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # given up while a read uses them
+    _deadline_s: float | None = None  # cached; None where a lease has changed
 
     # ---- ledgers -------------------------------------------------------------------------------------------------------------
     def on_ledger(self, debtor: int, ledger: DebtorLedger, now_s: float) -> list[Command]:
@@ -85,6 +85,7 @@ class Creditor:
         """A debtor that does not meet a reclaim is not renewed."""
         if loan.num_blocks <= loan.keep:
             loan.lease_end_s = now_s + self.params.lease_s
+            self._deadline_s = None
 
     def _may_create(self, loan_id: LoanId, before: int) -> bool:
         """Only a loan that is new since the ledger before: made again, one that is gone would hold no data."""
@@ -97,6 +98,7 @@ class Creditor:
             self.loans[loan_id] = CreditorLoan(
                 loan_id, self.pool.reserve(num_blocks), capacity, lease_end_s, keep=num_blocks
             )
+            self._deadline_s = None
 
     def room(self, capacity: bool) -> int:
         """Blocks that can be lent now."""
@@ -117,6 +119,7 @@ class Creditor:
 
     def _shrink(self, loan: CreditorLoan, num_blocks: int) -> None:
         if num_blocks < loan.num_blocks:
+            self._pin_served(loan, num_blocks)
             self.pool.release(loan.blocks[num_blocks:])
             del loan.blocks[num_blocks:]
             loan.stored, loan.keep = min(loan.stored, num_blocks), min(loan.keep, num_blocks)
@@ -124,6 +127,7 @@ class Creditor:
     def _close(self, loan: CreditorLoan) -> None:
         self._shrink(loan, 0)
         del self.loans[loan.id]
+        self._deadline_s = None
 
     # ---- data ----------------------------------------------------------------------------------------------------------------
     def on_store(self, debtor: int, store: Store) -> list[Command]:
@@ -134,7 +138,7 @@ class Creditor:
         if loan is None or loan.receiving or store.first != loan.stored or end > loan.num_blocks:
             return [Send(debtor, StoreRefused(store.transfer))]
         blocks = tuple(loan.blocks[store.first : end])
-        self._pin(blocks)
+        self.pool.pin(blocks)
         loan.receiving = loan.last_transfer = store.transfer
         self._receiving[store.transfer] = (loan.id, end, blocks)
         return [PostReceive(store.transfer, loan.id, debtor, blocks)]
@@ -153,18 +157,15 @@ class Creditor:
         self.pool.unpin(blocks)
         return commands
 
-    def _pin(self, blocks: Sequence[int]) -> None:
-        self.pool.pin(blocks)
-
     # ---- reads ---------------------------------------------------------------------------------------------------------------
     def on_read(self, event: ReadStarted) -> list[Command]:
         stale = tuple(loan_id for loan_id, num_blocks in event.reads if not self._can_serve(loan_id, num_blocks))
         if stale:
             return [RefuseRead(event.reader, event.read, stale)]
-        blocks = tuple(b for loan_id, n in event.reads for b in self.loans[loan_id].blocks[:n])
-        self._pin_serve(blocks)
-        self._serving[event.reader, event.read] = blocks
-        self._reading[event.reader, event.read] = event.reads
+        key = (event.reader, event.read)
+        self._reading[key] = event.reads
+        for loan_id, num_blocks in event.reads:
+            self.loans[loan_id].readers[key] = num_blocks
         return [Serve(event.reader, event.read)]
 
     def _can_serve(self, loan_id: LoanId, num_blocks: int) -> bool:
@@ -172,12 +173,19 @@ class Creditor:
         loan = self.loans.get(loan_id)
         return loan is not None and loan.stored >= num_blocks
 
-    def _pin_serve(self, blocks: Sequence[int]) -> None:
-        self.pool.pin(blocks)
+    def _pin_served(self, loan: CreditorLoan, num_blocks: int) -> None:
+        """Positions from `num_blocks` on are about to go: what is being read of them drains until its reads have ended."""
+        for key, used in loan.readers.items():
+            blocks = loan.blocks[num_blocks:used]
+            self.pool.pin(blocks)
+            self._draining.setdefault(key, []).extend(blocks)
 
     def on_read_ended(self, event: ReadEnded) -> None:
-        self.pool.unpin(self._serving.pop((event.reader, event.read), ()))
-        self._reading.pop((event.reader, event.read), None)
+        key = (event.reader, event.read)
+        for loan_id, _ in self._reading.pop(key, ()):
+            if loan_id in self.loans:
+                self.loans[loan_id].readers.pop(key, None)
+        self.pool.unpin(self._draining.pop(key, ()))
 
     def served(self) -> list[tuple[int, int, int]]:
         """(debtor, loans, blocks) being read now."""
@@ -206,13 +214,17 @@ class Creditor:
 
     def expire(self, now_s: float) -> list[Command]:
         """Close loans whose lease is over."""
+        if now_s < self.next_deadline_s():
+            return []
         over = [loan for loan in self.loans.values() if loan.lease_end_s <= now_s]
         for loan in over:
             self._close(loan)
         return [self.answer(debtor) for debtor in dict.fromkeys(loan.id.debtor for loan in over)]
 
     def next_deadline_s(self) -> float:
-        return min((loan.lease_end_s for loan in self.loans.values()), default=float("inf"))
+        if self._deadline_s is None:
+            self._deadline_s = min((loan.lease_end_s for loan in self.loans.values()), default=float("inf"))
+        return self._deadline_s
 
     def check_invariants(self) -> None:
         lent = sum(loan.stored for loan in self.loans.values())

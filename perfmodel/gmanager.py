@@ -51,7 +51,6 @@ class _Instance:
     seq: int
     heard_s: float
     load: Load
-    needs: tuple[Need, ...]
     open_order: OrderId | None
     youngest: tuple[int, int] | None
     placement: dict[tuple[int, int], RequestPlacementEntry] = field(default_factory=dict)
@@ -71,6 +70,8 @@ class GManager:
     ) -> None:
         self.facts, self.params, self.placement, self.incarnation = facts, params, placement, incarnation
         self.instances: dict[int, _Instance] = {}
+        self._needy: dict[int, tuple[Need, ...]] = {}  # needs of the instances that have any
+        self._incarnations: tuple[tuple[int, int], ...] | None = None  # cached; None where one has come or gone
         self._plan_at_s = now_s + params.period_s
         self._orders = 0
         self._granting: tuple[OrderId, int, float] | None = (
@@ -84,7 +85,7 @@ class GManager:
             case MessageReceived(sender, Heartbeat() as heartbeat):
                 return self._on_heartbeat(sender, heartbeat, now_s)
             case PeerLost(peer):
-                self._forget(peer)
+                self._forget(peer, now_s)
                 return []
             case PeerReturned():
                 return []
@@ -107,6 +108,8 @@ class GManager:
         fresh = known is None or known.incarnation != heartbeat.incarnation
         complete = heartbeat.full or (not fresh and known is not None and known.complete)
         placement = {} if heartbeat.full or fresh or known is None else known.placement
+        if fresh:
+            self._incarnations = None
         for entry in heartbeat.entries:
             key = (entry.req_id, entry.inst_id)
             if entry.num_blocks:
@@ -118,14 +121,13 @@ class GManager:
             heartbeat.seq,
             now_s,
             heartbeat.load,
-            heartbeat.needs,
             heartbeat.open_order,
             heartbeat.youngest,
             placement,
             complete,
         )
         self._note_outcomes(heartbeat)
-        self._note_needs(now_s)
+        self._note_needs(sender, heartbeat.needs, now_s)
         commands: list[Command] = [Send(sender, self._reply(heartbeat, now_s, resync=not complete))]
         if heartbeat.needs and self._knows_all(now_s):
             commands += self._plan_capacity(now_s)
@@ -135,29 +137,37 @@ class GManager:
         if self._granting is not None and any(order == self._granting[0] for order, _ in heartbeat.outcomes):
             self._granting = None
 
-    def _note_needs(self, now_s: float) -> None:
-        open_ids = [need.req_id for known in self.instances.values() for need in known.needs]
+    def _note_needs(self, instance: int, needs: tuple[Need, ...], now_s: float) -> None:
+        if needs:
+            self._needy[instance] = needs
+        elif self._needy.pop(instance, None) is None:
+            return
+        open_ids = [need.req_id for need, _ in self._needs()]
         self._needs_since_s = {req_id: self._needs_since_s.get(req_id, now_s) for req_id in open_ids}
+
+    def _needs(self) -> list[tuple[Need, int]]:
+        """All needs, and whose they are."""
+        return [(need, instance) for instance, needs in self._needy.items() for need in needs]
 
     def _is_pressing(self, need: Need, now_s: float) -> bool:
         """A need that has waited for a lease: until then it gets the room that comes free anyway."""
         return now_s - self._needs_since_s.get(need.req_id, now_s) >= self.params.lease_s
 
     def _reply(self, heartbeat: Heartbeat, now_s: float, resync: bool) -> HeartbeatReply:
-        incarnations = tuple((i, known.incarnation) for i, known in sorted(self.instances.items()))
-        return HeartbeatReply(self.incarnation, heartbeat.seq, incarnations, resync, self._barrier(now_s))
+        if self._incarnations is None:
+            self._incarnations = tuple((i, known.incarnation) for i, known in sorted(self.instances.items()))
+        return HeartbeatReply(self.incarnation, heartbeat.seq, self._incarnations, resync, self._barrier(now_s))
 
     def _barrier(self, now_s: float) -> int | None:
         """Sequence of the oldest pressing need: nobody behind it is admitted anywhere."""
-        needs = [need for known in self.instances.values() for need in known.needs]
-        return min((need.sequence for need in needs if self._is_pressing(need, now_s)), default=None)
+        return min((need.sequence for need, _ in self._needs() if self._is_pressing(need, now_s)), default=None)
 
     # ---- planning ------------------------------------------------------------------------------------------------------------
     def _plan(self, now_s: float) -> list[Command]:
         silent_s = DEAD_AFTER_HEARTBEATS * self.params.heartbeat_s
         for instance, known in list(self.instances.items()):
             if now_s - known.heard_s > silent_s:
-                self._forget(instance)
+                self._forget(instance, now_s)
         if not self._knows_all(now_s):
             return []
         commands = self._plan_capacity(now_s)
@@ -168,13 +178,15 @@ class GManager:
         heard = len(self.instances) == self.facts.num_instances or now_s >= self._settled_at_s
         return heard and all(known.complete for known in self.instances.values())
 
-    def _forget(self, instance: int) -> None:
+    def _forget(self, instance: int, now_s: float) -> None:
         self.instances.pop(instance, None)
+        self._note_needs(instance, (), now_s)
+        self._incarnations = None
 
     def view(self) -> ClusterView:
         """What the placement policy sees now."""
         loads = {i: known.load for i, known in sorted(self.instances.items())}
-        kept = sum(need.num_blocks for known in self.instances.values() for need in known.needs)
+        kept = sum(need.num_blocks for need, _ in self._needs())
         return ClusterView(loads, self.facts.belief, self.params, self.facts.block_tokens, self.facts.link, kept)
 
     def _is_known(self, move: Move) -> bool:
@@ -200,7 +212,7 @@ class GManager:
         if self._granting is not None and now_s < self._granting[2]:
             return []
         self._granting = None
-        needs = [(need, i) for i, known in self.instances.items() for need in known.needs]
+        needs = self._needs()
         if not needs or any(known.open_order for known in self.instances.values()):
             return []
         need, debtor = min(needs, key=lambda n: n[0].sequence)

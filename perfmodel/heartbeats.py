@@ -60,10 +60,9 @@ class Reporter:
         self.due_s = now_s + self.params.heartbeat_s
         self._reported_s = now_s
         self._seq += 1
-        entries = self._entries()
-        self._sent[self._seq] = (now_s, entries)
-        for seq in [s for s, (t, _) in self._sent.items() if now_s - t > 4 * self.params.order_ttl_s]:
-            del self._sent[seq]
+        longest = self._longest()
+        entries = self._entries(longest)
+        self._note_sent(entries, now_s)
         borrower = self.owner.borrower
         if borrower.outcomes:
             self._outcomes[self._seq] = tuple(borrower.outcomes)
@@ -73,15 +72,22 @@ class Reporter:
             seq=self._seq,
             full=self._full,
             entries=tuple(entries.values()) if self._full else self._changes(entries),
-            load=self.load(),
+            load=self._load(longest),
             needs=tuple(self.needs()),
             outcomes=tuple(o for outcomes in self._outcomes.values() for o in outcomes),
             open_order=borrower.open_order,
             youngest=self._youngest(),
         )
         self.owner.commands.append(Send(GMANAGER, heartbeat))
-        self.owner.commands.append(Send(DISPATCHER, self.owner.load_report()))
+        if self.owner.load_report() != self.owner.load_told:
+            self.owner.commands.append(Send(DISPATCHER, self.owner.tell_load()))
         self._take_back(now_s)
+
+    def _note_sent(self, entries: dict[tuple[int, int], RequestPlacementEntry], now_s: float) -> None:
+        """Remember this heartbeat, and forget those that no order can rest on any more."""
+        self._sent[self._seq] = (now_s, entries)
+        while now_s - self._sent[oldest := next(iter(self._sent))][0] > 4 * self.params.order_ttl_s:
+            del self._sent[oldest]
 
     def on_reply(self, reply: HeartbeatReply, now_s: float) -> None:
         if reply.seq <= self._answered_seq:
@@ -94,19 +100,22 @@ class Reporter:
             self._full = True
             self.due_s = now_s
         self.owner.borrower.note_gmanager(reply.gmanager_incarnation)
-        self._outcomes = {seq: o for seq, o in self._outcomes.items() if seq > reply.seq}
+        if self._outcomes:
+            self._outcomes = {seq: o for seq, o in self._outcomes.items() if seq > reply.seq}
         if reply.barrier != self.owner.batcher.barrier:
             self.owner.batcher.barrier = reply.barrier
             self.owner.replan()
 
     def hurry(self, now_s: float) -> None:
         """A waiting request needs blocks: tell it now, once per request: one that is refused tries again a period later."""
+        owner = self.owner
+        if not (owner.batcher.waiting or owner.borrower.suspended or owner.borrower.has_news):
+            return
         needy = next((need.req_id for need in self.needs()), None)
-        waiting = self.owner.batcher.waiting
-        if needy is None and waiting and self.owner.step is not None:
-            needy = waiting[0].req_id
-        granted = any(order == self._capacity_order for order, _ in self.owner.borrower.outcomes)
-        self._capacity_order = self.owner.borrower.open_order or self._capacity_order
+        if needy is None and owner.batcher.waiting and owner.step is not None:
+            needy = owner.batcher.waiting[0].req_id
+        granted = any(order == self._capacity_order for order, _ in owner.borrower.outcomes)
+        self._capacity_order = owner.borrower.open_order or self._capacity_order
         if not granted and (needy is None or needy == self._urgent_for):
             return
         earliest_s = self._reported_s + MIN_GAP * self.params.heartbeat_s
@@ -117,6 +126,9 @@ class Reporter:
     # ---- content -------------------------------------------------------------------------------------------------------------
     def load(self) -> Load:
         """The instance as the gManager sees it."""
+        return self._load(self._longest())
+
+    def _load(self, longest: list[Row]) -> Load:
         owner = self.owner
         batcher, pool, borrower = owner.batcher, owner.pool, owner.borrower
         size = owner.limits.batch.block_tokens
@@ -131,17 +143,13 @@ class Reporter:
             remote=borrower.remote_reads(),
             served=tuple(RemoteRead(p, rows, blocks * size) for p, rows, blocks in owner.creditor.served()),
             waiting=tuple(row.remaining_tokens for row in batcher.waiting[:WAITING]),
-            longest=tuple(self._movable(row.req_id) for row in self._longest()),
+            longest=tuple(Movable(row.req_id, batcher.kv_tokens(row), borrower.num_movable(row)) for row in longest),
             iteration_s=owner.iteration_s,
         )
 
-    def _longest(self) -> list:  # type: ignore[type-arg]
+    def _longest(self) -> list[Row]:
         batcher = self.owner.batcher
         return nlargest(LONGEST, batcher.decoding.values(), key=batcher.kv_tokens)
-
-    def _movable(self, req_id: int) -> Movable:
-        row = self.owner.batcher.decoding[req_id]
-        return Movable(req_id, self.owner.batcher.kv_tokens(row), self.owner.borrower.num_movable(row))
 
     def needs(self) -> list[Need]:
         """Requests that want blocks elsewhere, oldest first: a prompt larger than what is not lent here, a row that cannot grow."""
@@ -165,9 +173,9 @@ class Reporter:
         blocks = min(GROWTH_BLOCKS, self.owner.borrower.num_movable(row))
         return Need(row.req_id, blocks, row.sequence, grows=True)
 
-    def _entries(self) -> dict[tuple[int, int], RequestPlacementEntry]:
+    def _entries(self, longest: list[Row]) -> dict[tuple[int, int], RequestPlacementEntry]:
         owner, entries = self.owner, {}
-        for row in self._longest():
+        for row in longest:
             local = len(row.blocks) - row.remote_blocks
             entries[row.req_id, owner.instance] = RequestPlacementEntry(row.req_id, owner.instance, local, True)
         for req_id, loans in owner.borrower.debtor.by_request.items():

@@ -7,7 +7,7 @@ its state, its transition table and its timers. What is not in the table is ille
 {table}
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perfmodel.errors import InputError
@@ -128,7 +128,10 @@ class DebtorLoan:
 
 @dataclass(slots=True, eq=False)
 class CreditorLoan:
-    """The creditor's side: positions < stored are lent, the others reserved."""
+    """The creditor's side: positions < stored are lent, the others reserved.
+
+    readers: reads in progress, (reader, read) → how many positions each uses.
+    """
 
     id: LoanId
     blocks: list[int]
@@ -138,6 +141,7 @@ class CreditorLoan:
     stored: int = 0
     receiving: TransferId | None = None
     last_transfer: TransferId | None = None
+    readers: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def num_blocks(self) -> int:

@@ -81,7 +81,7 @@ class RequestDone:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Instance → dispatcher, with each heartbeat and each ending. `received` counts the requests it had received by then;
+    """Instance → dispatcher, with each ending, and with a heartbeat where it has changed. `received` counts the requests it had received by then;
     `load_blocks`: KV blocks of running and waiting work, its own and others'."""
 
     received: int

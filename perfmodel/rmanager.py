@@ -92,6 +92,7 @@ class RManager:
         ] = {}  # running rows to take out at the next boundary: req_id → what becomes of them
         self.iteration_s = 0.0  # duration of the last iteration
         self.fenced: list[int] = []  # released while the running step may use them
+        self.load_told: LoadReport | None = None  # the last one the dispatcher was told
         params = limits.scheduler or SchedulerParams()
         self.creditor = Creditor(instance, incarnation, self.pool, params, limits.batch.headroom_blocks)
         self.borrower = Borrower(self, params)
@@ -507,6 +508,11 @@ class RManager:
         lent = self.pool.lent + self.pool.reserved
         return LoadReport(self._received, self.pool.local + lent + self.batcher.waiting_blocks)
 
+    def tell_load(self) -> LoadReport:
+        """The load as it is now, for the dispatcher."""
+        self.load_told = self.load_report()
+        return self.load_told
+
     def finish(self, row: Row, status: str, reason: str, now_s: float) -> None:
         outcome = RequestOutcome(
             req_id=row.req_id,
@@ -523,4 +529,4 @@ class RManager:
             remote_wait_s=row.remote_wait_s,
             remote_tokens_max=row.remote_tokens_max,
         )
-        self.commands.append(Send(DISPATCHER, RequestDone(row.attempt, outcome, self.load_report())))
+        self.commands.append(Send(DISPATCHER, RequestDone(row.attempt, outcome, self.tell_load())))

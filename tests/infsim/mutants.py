@@ -25,8 +25,9 @@ def no_fence(original):
 def no_pin_on_serve(original):
     def on_read(self, event):
         commands = original(self, event)
-        self.pool.unpin(self._serving.get((event.reader, event.read), ()))
-        self._serving[event.reader, event.read] = ()
+        for loan_id, _ in event.reads:
+            if loan_id in self.loans:
+                self.loans[loan_id].readers.clear()
         return commands
 
     return on_read
@@ -67,7 +68,7 @@ def no_lease(original):
     def expire(self, now_s):
         for loan in self.loans.values():
             if loan.lease_end_s <= now_s:
-                loan.lease_end_s = NEVER
+                loan.lease_end_s, self._deadline_s = NEVER, None
         return []
 
     return expire
