@@ -17,6 +17,7 @@ class Chaos:
         self._random = Random(seed)
         self._latency_s = latency_s
         self._rates: dict[Address, float] = {}
+        self.drifts = self.params.drift_frac > 0
 
     def arrivals_s(self, sender: Address, receiver: Address) -> list[float]:
         """Delays after which a message arrives: none where it is lost, two where it is doubled."""

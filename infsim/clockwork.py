@@ -7,7 +7,6 @@ from collections.abc import Callable
 from enum import IntEnum
 
 import simpy
-from simpy.events import EventPriority
 
 
 class Kind(IntEnum):
@@ -21,14 +20,20 @@ class Kind(IntEnum):
     SAMPLE = 5
 
 
+class Call(simpy.Event):
+    """An event that has been triggered already, with one callback."""
+
+    _ok, _value = True, None
+    callbacks = (lambda call: call.perform(),)
+
+    def __init__(self, perform: Callable[[], None]) -> None:
+        self.perform = perform
+
+
 class Clockwork(simpy.Environment):
     """SimPy's environment with callbacks at absolute times."""
 
     def at(self, time_s: float, kind: Kind, machine: int, counter: int, callback: Callable[[], None]) -> None:
         """Call `callback` at `time_s` (now, where that has passed)."""
-        event = simpy.Event(self)
-        event._ok, event._value = True, None
-        event.callbacks.append(lambda _: callback())
-        # machines start at −2; counters stay below 2^40
-        priority = EventPriority((kind << 60) | ((machine + 2) << 40) | counter)
-        self.schedule(event, priority=priority, delay=max(0.0, time_s - self.now))
+        priority = (kind << 60) | ((machine + 2) << 40) | counter  # machines start at −2; counters stay below 2^40
+        self.schedule(Call(callback), priority, max(0.0, time_s - self.now))

@@ -153,11 +153,13 @@ class Simulation:
     # ---- clocks --------------------------------------------------------------------------------------------------------------
     def _local_s(self, machine: Address) -> float:
         """Now, on a machine's own clock."""
-        return self.env.now * self.chaos.clock_rate(machine)
+        return self.env.now * self.chaos.clock_rate(machine) if self.chaos.drifts else self.env.now
 
     def _arm(self, machine: Address) -> None:
         """One timer per machine, at its next deadline."""
-        deadline_s = self.machines[machine].next_deadline_s() / self.chaos.clock_rate(machine)
+        deadline_s = self.machines[machine].next_deadline_s()
+        if self.chaos.drifts:
+            deadline_s /= self.chaos.clock_rate(machine)
         if deadline_s < self._armed.get(machine, INF):
             self._armed[machine] = deadline_s
             self._at(deadline_s, Kind.TIMER, machine, partial(self._fire, machine, deadline_s))

@@ -146,4 +146,4 @@ class BlockPool:
         elif owner == Owner.LENT:
             self.lent -= num_blocks
         else:
-            raise AssertionError(f"{num_blocks} blocks are {Owner(owner).name}, nobody owns them")
+            raise AssertionError(f"a block is {Owner(owner).name}, nobody owns it")

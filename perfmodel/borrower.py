@@ -345,17 +345,22 @@ class Borrower:
 
     def _pump(self) -> None:
         """Send what is sealed and granted, one transfer a loan."""
+        sealed: dict[int, int] = {}  # blocks, by request
         for loan in self.debtor.loans.values():
             if loan.listed and not loan.transfer and loan.sent < loan.target:
-                self._store(loan)
+                if loan.req_id not in sealed:
+                    sealed[loan.req_id] = self._sealed_blocks(loan.req_id)
+                if loan.positions[loan.sent] < sealed[loan.req_id]:  # positions ascend
+                    self._store(loan, sealed[loan.req_id])
 
-    def _store(self, loan: DebtorLoan) -> None:
+    def _sealed_blocks(self, req_id: int) -> int:
+        """Full blocks of a request that runs or waits for a block."""
+        row = self._row(req_id)
+        return 0 if row is None else self.owner.batcher.kv_tokens(row) // self.owner.limits.batch.block_tokens
+
+    def _store(self, loan: DebtorLoan, sealed: int) -> None:
         row = self._row(loan.req_id)
-        if row is None:
-            return
-        sealed = self.owner.batcher.kv_tokens(row) // self.owner.limits.batch.block_tokens
-        if loan.positions[loan.sent] >= sealed:  # positions ascend
-            return
+        assert row is not None, f"{loan} sends blocks of a request that does not run"
         positions = loan.positions[loan.sent : min(loan.target, loan.sent + MAX_STORE_BLOCKS)]
         blocks = tuple(row.blocks[p] for p in positions if p < sealed)
         assert NO_BLOCK not in blocks, f"{loan} sends a block that is not here"
