@@ -73,7 +73,7 @@ class Simulation:
         self.chaos = Chaos(spec.chaos, spec.seed, instance.inter_link.latency_s)
         self.dead: set[Address] = set()
         self._noticed: set[Address] = set()  # dead, and peers have been told
-        self._sent: dict[Address, int] = {}
+        self._sent: dict[Address, int] = dict.fromkeys(self.machines.addresses(), 0)
         self._armed: dict[Address, float] = {}
         self._reads: list[dict[int, tuple[int, tuple[tuple[LoanId, int], ...]]]] = [{} for _ in self.executors]
         self._progress_s = 0.0
@@ -147,7 +147,7 @@ class Simulation:
             self._at(self.env.now + delay_s, Kind.MESSAGE, command.receiver, deliver)
 
     def _at(self, time_s: float, kind: Kind, machine: Address, callback: "partial[None]") -> None:
-        counter = self._sent[machine] = self._sent.get(machine, 0) + 1
+        self._sent[machine] = counter = self._sent[machine] + 1
         self.env.at(time_s, kind, machine, counter, callback)
 
     # ---- clocks --------------------------------------------------------------------------------------------------------------
@@ -171,11 +171,11 @@ class Simulation:
         if machine >= 0:
             self._settle(machine)
         due_s = self.machines[machine].next_deadline_s()
-        if (
-            due_s <= self._local_s(machine) + CLOCK_TICK_S
-        ):  # rounding must not make a timer fire before its time, for ever
+        # rounding must not make a timer fire before its time, for ever
+        if due_s <= self._local_s(machine) + CLOCK_TICK_S:
             self._handle(machine, TimerFired(), due_s)
-        self._arm(machine)
+        else:
+            self._arm(machine)
 
     # ---- iterations ----------------------------------------------------------------------------------------------------------
     def _start_step(self, instance: int, step: StartIterations) -> None:
@@ -261,8 +261,8 @@ class Simulation:
         return stale, silent
 
     def _new_read(self, debtor: int) -> int:
-        counter = self._sent[debtor] = self._sent.get(debtor, 0) + 1
-        return counter
+        self._sent[debtor] += 1
+        return self._sent[debtor]
 
     def _read(
         self, debtor: int, creditor: int, read: int, entries: tuple[tuple[LoanId, int], ...]

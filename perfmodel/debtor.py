@@ -272,8 +272,10 @@ class Debtor:
 
     def next_deadline_s(self) -> float:
         if self._deadline_s is None:
-            ends = [min(peer.renew_at_s, self._lease_end_s(peer)) for peer in self._peers.values()]
-            self._deadline_s = min(ends, default=float("inf"))
+            peers = self._peers.values()
+            leases_s = [peer.lease_from_s for peer in peers if peer.num_loans]
+            first_end_s = min(leases_s) + debtor_lease_s(self.params) if leases_s else float("inf")
+            self._deadline_s = min([first_end_s, *(peer.renew_at_s for peer in peers)])
         return self._deadline_s
 
     def new_transfer(self) -> TransferId:

@@ -1,10 +1,11 @@
 """Reporter: what an instance tells the gManager, and when.
 
 Entries are sent when they have changed since the last heartbeat that was answered; everything, when the gManager asks for it.
+An idle instance tells the same once more only every `REST_PERIODS` periods, as long as nobody needs blocks.
 """
 
 from heapq import nlargest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfmodel.batching import Row
 from perfmodel.messages import (
@@ -23,11 +24,20 @@ if TYPE_CHECKING:
     from perfmodel.rmanager import RManager
 
 MIN_GAP = 0.05  # of a period between two heartbeats
+REST_PERIODS = 3  # between two heartbeats of an idle instance that has nothing new to tell
 LONGEST = 4  # requests whose length a heartbeat tells; more than that do not move within a period
 WAITING = 64  # waiting prompts that a heartbeat lists
 GROWTH_BLOCKS = 64  # blocks asked for when a request cannot grow
 MIN_SHARE_BLOCKS = 16  # a prompt larger than its instance wants at least this much room at home
 MOVE_BACK_WAIT_FRAC = 0.1  # share of time waiting for others above which a debtor with room takes a loan back
+
+
+class _Sent(NamedTuple):
+    """A heartbeat that orders may rest on."""
+
+    sent_s: float
+    entries: dict[tuple[int, int], RequestPlacementEntry]
+    load: Load
 
 
 class Reporter:
@@ -40,8 +50,10 @@ class Reporter:
         self._seq = 0
         self._reported_s = now_s
         self._full = True
-        self._sent: dict[int, tuple[float, dict[tuple[int, int], RequestPlacementEntry]]] = {}
+        self._sent: dict[int, _Sent] = {}
         self._answered: dict[tuple[int, int], RequestPlacementEntry] = {}
+        self._known_load: Load | None = None  # what the gManager knows, and nobody needs blocks
+        self._rests = False
         self._answered_seq = 0
         self._outcomes: dict[int, tuple[tuple[OrderId, str], ...]] = {}
         self._capacity_order: OrderId | None = (
@@ -53,16 +65,15 @@ class Reporter:
 
     def age_s(self, seq: int, now_s: float) -> float:
         """How long ago heartbeat `seq` was sent; infinite where it was not, or long ago."""
-        return now_s - self._sent[seq][0] if seq in self._sent else float("inf")
+        return now_s - self._sent[seq].sent_s if seq in self._sent else float("inf")
 
     def report(self, now_s: float) -> None:
         """Send a heartbeat and set the time of the next."""
-        self.due_s = now_s + self.params.heartbeat_s
         self._reported_s = now_s
         self._seq += 1
         longest = self._longest()
-        entries = self._entries(longest)
-        self._note_sent(entries, now_s)
+        entries, load = self._entries(longest), self._load(longest)
+        self._note_sent(_Sent(now_s, entries, load))
         borrower = self.owner.borrower
         if borrower.outcomes:
             self._outcomes[self._seq] = tuple(borrower.outcomes)
@@ -72,7 +83,7 @@ class Reporter:
             seq=self._seq,
             full=self._full,
             entries=tuple(entries.values()) if self._full else self._changes(entries),
-            load=self._load(longest),
+            load=load,
             needs=tuple(self.needs()),
             outcomes=tuple(o for outcomes in self._outcomes.values() for o in outcomes),
             open_order=borrower.open_order,
@@ -82,19 +93,30 @@ class Reporter:
         if self.owner.load_report() != self.owner.load_told:
             self.owner.commands.append(Send(DISPATCHER, self.owner.tell_load()))
         self._take_back(now_s)
+        news = heartbeat.entries or heartbeat.outcomes or load != self._known_load
+        self._rests = not news and self.owner.idle
+        self.due_s = now_s + self.params.heartbeat_s * (REST_PERIODS if self._rests else 1)
 
-    def _note_sent(self, entries: dict[tuple[int, int], RequestPlacementEntry], now_s: float) -> None:
+    def _note_sent(self, sent: _Sent) -> None:
         """Remember this heartbeat, and forget those that no order can rest on any more."""
-        self._sent[self._seq] = (now_s, entries)
-        while now_s - self._sent[oldest := next(iter(self._sent))][0] > 4 * self.params.order_ttl_s:
+        self._sent[self._seq] = sent
+        while sent.sent_s - self._sent[oldest := next(iter(self._sent))].sent_s > 4 * self.params.order_ttl_s:
             del self._sent[oldest]
+
+    def _wake(self, now_s: float) -> None:
+        """The next heartbeat goes out when it would have without the rest."""
+        self._rests, self.due_s = False, self._reported_s
+        while self.due_s < now_s or self.due_s == self._reported_s:
+            self.due_s += self.params.heartbeat_s
 
     def on_reply(self, reply: HeartbeatReply, now_s: float) -> None:
         if reply.seq <= self._answered_seq:
             return  # late: what a newer one has said holds
         self._answered_seq = reply.seq
-        if reply.seq in self._sent and not reply.resync:
-            self._answered = self._sent[reply.seq][1]
+        sent = self._sent.get(reply.seq)
+        self._known_load = sent.load if sent and reply.may_rest else None
+        if sent and not reply.resync:
+            self._answered = sent.entries
             self._full = False
         elif reply.resync:
             self._full = True
@@ -109,6 +131,8 @@ class Reporter:
     def hurry(self, now_s: float) -> None:
         """A waiting request needs blocks: tell it now, once per request: one that is refused tries again a period later."""
         owner = self.owner
+        if self._rests and not (owner.idle and self._load([]) == self._known_load):
+            self._wake(now_s)
         if not (owner.batcher.waiting or owner.borrower.suspended or owner.borrower.has_news):
             return
         needy = next((need.req_id for need in self.needs()), None)

@@ -196,13 +196,15 @@ class Heartbeat:
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
     """gManager → instance. `incarnations`: (instance, incarnation) of the live ones; `resync`: send everything next time;
-    `barrier`: admit no request with a higher sequence (a capacity need waits), None: no barrier."""
+    `barrier`: admit no request with a higher sequence (a capacity need waits), None: no barrier; `may_rest`: nobody needs blocks,
+    an idle instance need not tell the same again every period."""
 
     gmanager_incarnation: int
     seq: int
     incarnations: tuple[tuple[int, int], ...]
     resync: bool
     barrier: int | None = None
+    may_rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,16 +154,21 @@ class RManager:
             self._reclaim(now_s)
 
     def next_deadline_s(self) -> float:
-        if not self.limits.scheduler:
+        if not self.reporter:
             return INF
-        due_s = self.reporter.due_s if self.reporter else INF
-        return min(due_s, self.creditor.next_deadline_s(), self.borrower.debtor.next_deadline_s(), self._reclaim_at_s())
+        debtor_s, creditor_s = self.borrower.debtor.next_deadline_s(), self.creditor.next_deadline_s()
+        return min(self.reporter.due_s, debtor_s, creditor_s, self._reclaim_at_s())
 
     @property
     def at_rest(self) -> bool:
+        """Nothing runs, waits or is owed, and nothing is lent."""
+        return self.idle and self.pool.free == self.pool.total
+
+    @property
+    def idle(self) -> bool:
         """Nothing runs, waits or is owed."""
-        idle = self.step is None and not self.batcher.waiting and self.pool.free == self.pool.total
-        return idle and not self.borrower.debtor.loans
+        busy = self.step or self.batcher.waiting or self.borrower.suspended or self.borrower.debtor.loans
+        return not busy
 
     def sample(self) -> dict[str, int]:
         """State of the instance, in the columns of instances.parquet."""
