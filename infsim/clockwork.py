@@ -5,8 +5,10 @@ Equal times are ordered by (kind, machine, counter), which SimPy takes as its pr
 
 from collections.abc import Callable
 from enum import IntEnum
+from typing import Any
 
 import simpy
+from simpy.events import EventPriority
 
 
 class Kind(IntEnum):
@@ -24,7 +26,7 @@ class Call(simpy.Event):
     """An event that has been triggered already, with one callback."""
 
     _ok, _value = True, None
-    callbacks = (lambda call: call.perform(),)
+    callbacks: Any = (lambda call: call.perform(),)
 
     def __init__(self, perform: Callable[[], None]) -> None:
         self.perform = perform
@@ -36,4 +38,4 @@ class Clockwork(simpy.Environment):
     def at(self, time_s: float, kind: Kind, machine: int, counter: int, callback: Callable[[], None]) -> None:
         """Call `callback` at `time_s` (now, where that has passed)."""
         priority = (kind << 60) | ((machine + 2) << 40) | counter  # machines start at −2; counters stay below 2^40
-        self.schedule(Call(callback), priority, max(0.0, time_s - self.now))
+        self.schedule(Call(callback), EventPriority(priority), max(0.0, time_s - self.now))

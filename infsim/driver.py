@@ -100,8 +100,8 @@ class Simulation:
             self._settle(machine)
             if isinstance(event, MessageReceived) and isinstance(event.message, SubmitRequest):
                 req_id = event.message.request.req_id
-                if self.machines.rmanagers[machine].find(req_id) is None:
-                    self.executors[machine].accept(req_id, int(self.workload.output_tokens[req_id]))
+                if req_id not in self.machines.rmanagers[machine].rows:
+                    self.executors[machine].accept(req_id, self.journal.output_tokens[req_id])
         self._handle(machine, event)
 
     def _settle(self, instance: int) -> None:
@@ -235,6 +235,8 @@ class Simulation:
 
         Returns the loans that are not served, and whether a peer is silent because it has just been lost.
         """
+        if not reads and not self._reads[debtor]:
+            return (), False
         wanted: dict[int, list[tuple[LoanId, int]]] = {}
         for loan, num_blocks in reads:
             wanted.setdefault(loan.creditor, []).append((loan, num_blocks))

@@ -19,7 +19,7 @@ ORDER = tuple(Basis)
 
 def worst(*bases: Basis) -> Basis:
     """The weakest of several."""
-    return max(bases, key=ORDER.index)
+    return bases[0] if len(bases) == 1 else max(bases, key=ORDER.index)
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,10 @@ class Row:
     wait_mark_s: float = 0.0  # the instance's cumulative remote wait when it joined
     remote_wait_s: float = 0.0
     remote_tokens_max: int = 0
+    req_id: int = field(init=False)
 
-    @property
-    def req_id(self) -> int:
-        return self.request.req_id
+    def __post_init__(self) -> None:
+        self.req_id = self.request.req_id
 
     @property
     def remaining_tokens(self) -> int:
@@ -257,8 +257,11 @@ class Batcher:
 
     def advance(self, num_iterations: int) -> None:
         """`num_iterations` decode iterations are done. Blocks of the last boundary are not added yet: see `grow`."""
-        for i in range(1, num_iterations):
-            self.grow(self.counter + i)
+        size, allocate = self.limits.block_tokens, self.pool.allocate
+        for phase in range(self.counter + 1, self.counter + min(num_iterations, size + 1)):
+            blocks = 1 + (self.counter + num_iterations - 1 - phase) // size
+            for row in self._grows_at[phase % size].values():
+                row.blocks += allocate(blocks)
         self.counter += num_iterations
         self.context_tokens += num_iterations * len(self.decoding)
 

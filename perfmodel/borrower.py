@@ -376,6 +376,8 @@ class Borrower:
     # ---- the running step ----------------------------------------------------------------------------------------------------
     def reads(self, decode: bool, chunk_ids: Sequence[int]) -> dict[LoanId, int]:
         """(loan, num_blocks) that the next step reads."""
+        if not self.debtor.by_request:
+            return {}
         batcher = self.owner.batcher
         rows = [r for r in self.debtor.by_request if (decode and r in batcher.decoding) or r in chunk_ids]
         loans = [loan for req_id in rows for loan in self.debtor.by_request[req_id] if loan.readable]
@@ -383,6 +385,8 @@ class Borrower:
 
     def remote_reads(self) -> tuple[RemoteRead, ...]:
         """What the decode batch reads elsewhere, by creditor."""
+        if not self.debtor.by_request:
+            return ()
         sums: dict[int, list[int]] = {}
         for req_id, loans in self.debtor.by_request.items():
             if req_id not in self.owner.batcher.decoding:
@@ -428,6 +432,8 @@ class Borrower:
 
     def resume(self) -> None:
         """Give suspended rows their block as soon as there is one, oldest first."""
+        if not self.suspended:
+            return
         owner = self.owner
         for row in sorted(self.suspended.values(), key=lambda r: r.sequence):
             if not owner.pool.free:

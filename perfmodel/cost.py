@@ -71,6 +71,7 @@ class CostModel:
         self._decode: dict[int, DecodeTerms] = {}
         self._basis: dict[int, Basis] = {}
         self._decode_known: dict[int, Along] = {}
+        self._prefill_known: dict[int, Along] = {}
 
     # --- terms that do not depend on context -----------------------------------------------------------------
 
@@ -227,7 +228,10 @@ class CostModel:
         return known.basis(context_tokens / max(1, rows))
 
     def prefill_basis(self, tokens: int, prefix_tokens: int) -> Basis:
-        return self.curves.prefill.basis(tokens, prefix_tokens, self.heads)
+        known = self._prefill_known.get(tokens)
+        if known is None:
+            known = self._prefill_known[tokens] = self.curves.prefill.basis_along_prefix(tokens, self.heads)
+        return known.basis(prefix_tokens)
 
     def collectives_basis(self, tokens: int) -> Basis:
         model = self.instance.model

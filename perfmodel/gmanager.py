@@ -29,7 +29,7 @@ from perfmodel.messages import (
 from perfmodel.specs import LinkSpec
 from perfmodel.view import ClusterView, Load, Move, PlacementPolicy, SchedulerParams
 
-DEAD_AFTER_HEARTBEATS = 7.0  # periods of silence after which an instance counts as dead: one that rests may lose a heartbeat
+DEAD_AFTER_HEARTBEATS = 7.0  # periods of silence before one counts as dead: who rests may lose a heartbeat
 MIN_TURN_BLOCKS, MAX_TURNS = 16, 32  # of a creditor, where a prompt's blocks go to several in turn
 
 
@@ -156,7 +156,9 @@ class GManager:
     def _reply(self, heartbeat: Heartbeat, now_s: float, resync: bool) -> HeartbeatReply:
         if self._incarnations is None:
             self._incarnations = tuple((i, known.incarnation) for i, known in sorted(self.instances.items()))
-        return HeartbeatReply(self.incarnation, heartbeat.seq, self._incarnations, resync, self._barrier(now_s), not self._needy)
+        return HeartbeatReply(
+            self.incarnation, heartbeat.seq, self._incarnations, resync, self._barrier(now_s), not self._needy
+        )
 
     def _barrier(self, now_s: float) -> int | None:
         """Sequence of the oldest pressing need: nobody behind it is admitted anywhere."""

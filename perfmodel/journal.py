@@ -52,26 +52,27 @@ class Journal:
     ) -> None:
         self.workload, self.machines, self.observer = workload, machines, observer
         self.collector = Collector(marks={"start": Counters()})
-        self.num_arrived = 0
+        self.num_arrived, self.num_open = 0, len(workload)
+        self.output_tokens: list[int] = workload.output_tokens.tolist()
+        self._input_tokens: list[int] = workload.input_tokens.tolist()
         self._settle, self._check, self._known_lengths = settle, check, known_lengths
         self._marks = window_marks(workload.window_kind, len(workload))
         self._arrival_s: list[float] = workload.arrival_s.tolist() if workload.users is None else [0.0] * len(workload)
         self._next_closed = min(workload.users or 0, len(workload))
-        self._stories: dict[Address, deque[tuple[float, Event]]] = {}
+        self._stories: dict[Address, deque[tuple[float, Event]]] = {
+            machine: deque(maxlen=STORY_EVENTS) for machine in machines.addresses()
+        }
 
     # ---- machines ------------------------------------------------------------------------------------------------------------
     def handle(self, machine: Address, event: Event, now_s: float) -> list[Command]:
         """Let a machine hear an event, and return what it commands."""
-        observer = self.observer
+        observer, who = self.observer, self.machines[machine]
         if observer:
             observer.event(now_s, machine, event)
-        story = self._stories.get(machine)
-        if story is None:
-            story = self._stories[machine] = deque(maxlen=STORY_EVENTS)
-        story.append((now_s, event))
-        commands = self.machines[machine].handle(event, now_s)
+        self._stories[machine].append((now_s, event))
+        commands = who.handle(event, now_s)
         if self._check:
-            self.machines[machine].check_invariants()  # the others have not changed
+            who.check_invariants()  # the others have not changed
         if observer:
             for command in commands:
                 observer.command(now_s, machine, command)
@@ -87,7 +88,7 @@ class Journal:
         for instance, manager in enumerate(self.machines.rmanagers):
             if not manager.at_rest:
                 lines.append(f"{machine_name(instance)}: {manager.sample()}")
-                lines += [f"  {t_s:.6f} {event}" for t_s, event in self._stories.get(instance, ())]
+                lines += [f"  {t_s:.6f} {event}" for t_s, event in self._stories[instance]]
         return lines
 
     # ---- requests ------------------------------------------------------------------------------------------------------------
@@ -103,22 +104,21 @@ class Journal:
         if self.workload.window_kind == "arrivals":
             self._mark_at(self.num_arrived, now_s)
         if self._known_lengths:
-            self.note(now_s, "asked", req_id=req_id, output_tokens=int(self.workload.output_tokens[req_id]))
+            self.note(now_s, "asked", req_id=req_id, output_tokens=self.output_tokens[req_id])
         self.num_arrived += 1
-        is_open = self.workload.users is None and req_id + 1 < len(self.workload)
-        event = RequestArrived(Request(req_id, int(self.workload.input_tokens[req_id])))
+        is_open = self.workload.users is None and req_id + 1 < len(self._arrival_s)
+        event = RequestArrived(Request(req_id, self._input_tokens[req_id]))
         return event, ((req_id + 1, self._arrival_s[req_id + 1]) if is_open else None)
 
     def end(self, outcome: RequestOutcome, now_s: float) -> tuple[int, float] | None:
         """A request has ended. (req_id, time) of the next one of a closed workload."""
         req_id = outcome.req_id
-        inputs, asked = int(self.workload.input_tokens[req_id]), outcome.output_tokens
-        if self._known_lengths:
-            asked = int(self.workload.output_tokens[req_id])
+        asked = self.output_tokens[req_id] if self._known_lengths else outcome.output_tokens
         assert outcome.status != "finished" or outcome.output_tokens == asked, (
             f"{outcome} has not the {asked} asked for"
         )
-        self.collector.add_request(outcome, self._arrival_s[req_id], inputs, asked)
+        self.collector.add_request(outcome, self._arrival_s[req_id], self._input_tokens[req_id], asked)
+        self.num_open -= 1
         if self.workload.window_kind == "finishes":
             self._mark_at(self.collector.num_ended, now_s)
         if self.workload.users is None or self._next_closed >= len(self.workload):
@@ -134,7 +134,7 @@ class Journal:
 
     @property
     def all_ended(self) -> bool:
-        return self.collector.num_ended == len(self.workload)
+        return not self.num_open
 
     def open_requests(self) -> list[int]:
         """Requests that have arrived and not ended."""

@@ -81,8 +81,8 @@ class RequestDone:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Instance → dispatcher, with each ending, and with a heartbeat where it has changed. `received` counts the requests it had received by then;
-    `load_blocks`: KV blocks of running and waiting work, its own and others'."""
+    """Instance → dispatcher, with each ending, and with a heartbeat where it has changed. `received` counts the requests it had
+    received by then; `load_blocks`: KV blocks of running and waiting work, its own and others'."""
 
     received: int
     load_blocks: int

@@ -4,9 +4,9 @@ Filled from commands alone, so simulated, real and replayed runs write the same 
 of the run folder.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import NamedTuple
 
 from perfmodel.messages import RecordMove, RequestOutcome
 
@@ -31,19 +31,23 @@ REQUEST_COLUMNS = (
     "preempted_s",
     "other_s",
 )
-INSTANCE_COLUMNS = (
-    "t_s",
-    "instance",
-    "batch",
-    "waiting",
-    "free_blocks",
-    "local_blocks",
-    "pledged_blocks",
-    "reserved_blocks",
-    "lent_blocks",
-    "draining_blocks",
-    "borrowed_blocks",
-)
+
+
+class Sample(NamedTuple):
+    """State of an instance: a row of instances.parquet, behind its time and the instance."""
+
+    batch: int
+    waiting: int
+    free_blocks: int
+    local_blocks: int
+    pledged_blocks: int
+    reserved_blocks: int
+    lent_blocks: int
+    draining_blocks: int
+    borrowed_blocks: int
+
+
+INSTANCE_COLUMNS = ("t_s", "instance", *Sample._fields)
 MOVE_COLUMNS = (
     "move_id",
     "req_id",
@@ -134,37 +138,33 @@ class Collector:
 
         The breakdown sums to finish − arrival; what has no other name is `other_s`.
         """
-        row: dict[str, Any] = _breakdown(outcome)
-        latency = outcome.finish_s - arrival_s
-        row |= {
-            "req_id": outcome.req_id,
-            "arrival_s": arrival_s,
-            "input_tokens": input_tokens,
-            "output_tokens": output_tokens,
-            "status": outcome.status,
-            "reason": outcome.reason,
-            "instance": outcome.instance,
-            "first_token_s": outcome.first_token_s,
-            "finish_s": outcome.finish_s,
-            "num_preemptions": outcome.num_preemptions,
-            "remote_tokens_max": outcome.remote_tokens_max,
-            "other_s": latency - sum(row.values()),
-        }
+        parts = _breakdown(outcome)
+        row = (
+            outcome.req_id,
+            arrival_s,
+            input_tokens,
+            output_tokens,
+            outcome.status,
+            outcome.reason,
+            outcome.instance,
+            outcome.first_token_s,
+            outcome.finish_s,
+            outcome.num_preemptions,
+            outcome.remote_tokens_max,
+            *parts,
+            outcome.finish_s - arrival_s - sum(parts),
+        )
         _append(self.requests, row)
 
-    def add_sample(self, now_s: float, instance: int, state: dict[str, int]) -> None:
+    def add_sample(self, now_s: float, instance: int, state: Sample) -> None:
         """One row of instances.parquet."""
-        _append(self.instances, {"t_s": now_s, "instance": instance, **state})
+        _append(self.instances, (now_s, instance, *state))
 
     def add_move(self, move: RecordMove, block_bytes: int) -> None:
         """One row of moves.parquet."""
         self.num_refused += move.outcome == "refused"
-        row = {
-            "move_id": len(self.moves["move_id"]),
-            "num_bytes": move.num_blocks * block_bytes,
-            **{name: getattr(move, name) for name in MOVE_COLUMNS if name not in ("move_id", "num_bytes")},
-        }
-        _append(self.moves, row)
+        known = {"move_id": len(self.moves["move_id"]), "num_bytes": move.num_blocks * block_bytes}
+        _append(self.moves, [known[name] if name in known else getattr(move, name) for name in MOVE_COLUMNS])
 
     def result(self, window_kind: str, basis_s: dict[str, float]) -> RunResult:
         """The run's tables; requests in order of `req_id`, whatever the order of their endings."""
@@ -189,19 +189,14 @@ def window_marks(kind: str, num_requests: int) -> dict[int, str]:
     return {-(-num_requests // 10): "window_start", -(-9 * num_requests // 10): "window_end"}
 
 
-def _breakdown(o: RequestOutcome) -> dict[str, float]:
-    """Parts of a request's latency, as far as it came."""
+def _breakdown(o: RequestOutcome) -> tuple[float, ...]:
+    """Parts of a request's latency, as far as it came: queue, prefill, decode, remote wait, preempted."""
     admitted = o.finish_s if o.admitted_s is None else o.admitted_s
     first = o.finish_s if o.first_token_s is None else o.first_token_s
-    return {
-        "queue_s": admitted - o.received_s,
-        "prefill_s": first - admitted,
-        "decode_s": max(0.0, o.finish_s - first - o.preempted_s - o.remote_wait_s),
-        "remote_wait_s": o.remote_wait_s,
-        "preempted_s": o.preempted_s,
-    }
+    decode = max(0.0, o.finish_s - first - o.preempted_s - o.remote_wait_s)
+    return admitted - o.received_s, first - admitted, decode, o.remote_wait_s, o.preempted_s
 
 
-def _append(table: Table, row: Mapping[str, object]) -> None:
-    for name, column in table.items():
-        column.append(row[name])
+def _append(table: Table, row: Sequence[object]) -> None:
+    for column, value in zip(table.values(), row, strict=True):
+        column.append(value)

@@ -44,7 +44,7 @@ from perfmodel.messages import (
     TimerFired,
     TransferDone,
 )
-from perfmodel.records import Counters
+from perfmodel.records import Counters, Sample
 from perfmodel.view import SchedulerParams
 
 INF = float("inf")
@@ -84,6 +84,7 @@ class RManager:
         self.instance, self.incarnation, self.limits = instance, incarnation, limits
         self.pool = BlockPool(limits.num_blocks)
         self.batcher = Batcher(self.pool, limits.batch, batching)
+        self.rows: dict[int, Row] = {}  # of every request here, whatever it is doing, by req_id
         self.counters = Counters(t_s=now_s)
         self.step: Step | None = None
         self.commands: list[Command] = []
@@ -170,20 +171,20 @@ class RManager:
         busy = self.step or self.batcher.waiting or self.borrower.suspended or self.borrower.debtor.loans
         return not busy
 
-    def sample(self) -> dict[str, int]:
-        """State of the instance, in the columns of instances.parquet."""
+    def sample(self) -> Sample:
+        """State of the instance."""
         pool, debtor = self.pool, self.borrower.debtor
-        return {
-            "batch": len(self.batcher.decoding),
-            "waiting": len(self.batcher.waiting) + len(self.borrower.granting),
-            "free_blocks": pool.free,
-            "local_blocks": pool.local,
-            "pledged_blocks": debtor.pledged_blocks(),
-            "reserved_blocks": pool.reserved,
-            "lent_blocks": pool.lent,
-            "draining_blocks": pool.draining,
-            "borrowed_blocks": debtor.borrowed_blocks(),
-        }
+        return Sample(
+            len(self.batcher.decoding),
+            len(self.batcher.waiting) + len(self.borrower.granting),
+            pool.free,
+            pool.local,
+            debtor.pledged_blocks(),
+            pool.reserved,
+            pool.lent,
+            pool.draining,
+            debtor.borrowed_blocks(),
+        )
 
     def check_invariants(self) -> None:
         self.pool.check_invariants()
@@ -225,7 +226,7 @@ class RManager:
 
     def _submit(self, message: SubmitRequest, now_s: float) -> None:
         self._received += 1
-        running = self.find(message.request.req_id)
+        running = self.rows.get(message.request.req_id)
         if running is not None:
             running.attempt = message.attempt  # thought to be lost, it was here all the time
             if self.leaving.get(running.req_id) == "aborted":
@@ -237,6 +238,7 @@ class RManager:
         if needed > self.limits.largest_blocks:
             self.finish(row, "rejected", f"needs at least {needed} blocks, {self._largest_text()}", now_s)
             return
+        self.rows[row.req_id] = row
         self.batcher.enqueue(row)
         first = self.batcher.waiting[0] is row  # or behind others: one whose instance was lost is older than they are
         if first or not self.batcher.policy.first_come:
@@ -250,13 +252,8 @@ class RManager:
             else f"one request can have {largest} of the pool"
         )
 
-    def find(self, req_id: int) -> Row | None:
-        """The request's row, whatever it is doing."""
-        waiting = next((row for row in self.batcher.waiting if row.req_id == req_id), None)
-        return waiting or next((row for row in self.rows_with_blocks() if row.req_id == req_id), None)
-
     def _abort(self, abort: AbortRequest, now_s: float) -> None:
-        row = self.find(abort.req_id)
+        row = self.rows.get(abort.req_id)
         if row is None or row.attempt != abort.attempt:
             return
         self.replan()  # who waited behind it may fit
@@ -339,6 +336,8 @@ class RManager:
 
     def _end_leaving(self, now_s: float) -> None:
         """Take out the rows that were to leave at this boundary."""
+        if not self.leaving:
+            return
         for req_id, status in sorted(self.leaving.items()):
             row = self.running(req_id)
             if row is None:
@@ -356,7 +355,7 @@ class RManager:
 
     def _grow(self, now_s: float) -> None:
         """Give each due decode row its next block, oldest first; where none is free the youngest row is preempted."""
-        joined = set(self._joined)  # rows that join now have room for their next token
+        joined = self._joined  # rows that join now have room for their next token
         due = [row for row in self.batcher.due().values() if row.req_id not in joined]
         if len(due) <= self.pool.free:
             for row in due:
@@ -519,6 +518,7 @@ class RManager:
         return self.load_told
 
     def finish(self, row: Row, status: str, reason: str, now_s: float) -> None:
+        self.rows.pop(row.req_id, None)  # a rejected request has none
         outcome = RequestOutcome(
             req_id=row.req_id,
             status=status,

@@ -197,12 +197,12 @@ class PrefillLaw:
         num_bytes = rows * (kv_tokens * shape.kv_bytes_per_token + 4.0 * tokens * heads * head_dim)
         return self.floor_s + mixed_s, flops / self.peak_flops_per_s, num_bytes / self.peak_bytes_per_s
 
-    def basis(self, tokens: int, prefix_tokens: int, shape: Heads) -> Basis:
+    def basis_along_prefix(self, tokens: int, shape: Heads) -> Along:
+        """How a chunk of `tokens` is known, by the tokens before it."""
+        along = basis_along(self.domain, "prefix_tokens", tokens=tokens, heads=shape.heads, kv_heads=shape.kv_heads)
         if self.domain and shape.head_dim != HEAD_DIM:
-            return Basis.EXTRAPOLATED
-        return basis_in(
-            self.domain, tokens=tokens, prefix_tokens=prefix_tokens, heads=shape.heads, kv_heads=shape.kv_heads
-        )
+            return replace(along, at_points=Basis.EXTRAPOLATED, inside=Basis.EXTRAPOLATED)
+        return along
 
 
 def linear(x: Numbers, knots: tuple[float, ...], values: tuple[float, ...]) -> Floats:

@@ -11,9 +11,8 @@ class LeastLoaded:
         self._next = 0
 
     def choose(self, view: DispatchView, request: Request) -> int:
-        least = min(view.load_blocks)
-        start, count = self._next, view.num_instances
-        chosen = next(i % count for i in range(start, start + count) if view.load_blocks[i % count] == least)
+        loads, least = view.load_blocks, min(view.load_blocks)
+        chosen = loads.index(least, self._next) if least in loads[self._next :] else loads.index(least)
         self._next = chosen + 1
         return chosen
 

@@ -152,7 +152,7 @@ def check_end(case, sim, result):
         assert status != "aborted" or may_abort, f"request {req_id} was aborted by nobody"
     sim.machines.check_invariants()
     for instance, manager in enumerate(sim.machines.rmanagers):
-        state = manager.sample()
+        state = manager.sample()._asdict()
         total = manager.pool.total
         wanted = {**dict.fromkeys(state, 0), "free_blocks": total}
         if instance not in sim.dead:

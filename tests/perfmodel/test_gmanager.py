@@ -120,7 +120,16 @@ def test_nothing_is_planned_before_a_full_heartbeat_of_everyone():
     assert (receiver, order) == (0, MoveKvCache(OrderId(1, 1), 1, 7, ((1, 1, 3),), "throughput"))
 
 
-def test_who_is_silent_for_four_periods_counts_as_dead():
+def test_nobody_rests_while_someone_needs_blocks():
+    talk = Talk()
+    assert [reply.may_rest for reply in replies(talk.beat(0))] == [True]
+    assert [reply.may_rest for reply in replies(talk.beat(1, needs=[(7, 99, 1)]))] == [False]
+    assert [reply.may_rest for reply in replies(talk.beat(0))] == [False]
+    talk.beat(1)
+    assert [reply.may_rest for reply in replies(talk.beat(0))] == [True]
+
+
+def test_who_is_silent_for_too_long_counts_as_dead():
     talk = Talk(placement=Planned(Move(7, 0, 1, 3)))
     for instance in range(3):
         talk.beat(instance)

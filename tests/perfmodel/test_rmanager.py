@@ -3,6 +3,7 @@
 import pytest
 from wired import PARAMS, Wired, make_manager
 
+from perfmodel.heartbeats import REST_PERIODS
 from perfmodel.messages import (
     DISPATCHER,
     GMANAGER,
@@ -79,7 +80,7 @@ def test_an_attempt_that_takes_over_a_row_on_its_way_out_starts_again():
     wired.hear(0, PeerLost(1))
     wired.hear(0, MessageReceived(DISPATCHER, SubmitRequest(Request(1, 100), 3, 1)))
     wired.iterate(0)
-    row = wired.managers[0].find(1)
+    row = wired.managers[0].rows[1]
     assert (row.num_preemptions, row.remote_blocks, row.attempt) == (1, 0, 3)
     wired.iterate(0, finished=[])
     wired.iterate(0, finished=[1])
@@ -94,7 +95,7 @@ def test_exhaustion_preempts_the_youngest_and_the_oldest_goes_on():
     while wired.managers[0].batcher.decoding and len(running(wired)) == 2 and not waiting(wired):
         wired.iterate(0)
     assert (running(wired), waiting(wired)) == ([1], [2])
-    assert wired.managers[0].find(2).num_preemptions == 1
+    assert wired.managers[0].rows[2].num_preemptions == 1
 
 
 def test_a_row_that_runs_alone_waits_for_a_block_elsewhere_and_asks_for_it():
@@ -104,7 +105,7 @@ def test_a_row_that_runs_alone_waits_for_a_block_elsewhere_and_asks_for_it():
         wired.iterate(0)
     (need,) = wired.managers[0].reporter.needs()
     assert (need.req_id, need.grows, need.num_blocks) == (1, True, 4)
-    assert wired.managers[0].find(1).num_preemptions == 0
+    assert wired.managers[0].rows[1].num_preemptions == 0
 
 
 def test_a_barrier_holds_back_who_came_later():
@@ -126,6 +127,45 @@ def test_replies_that_come_late_change_nothing():
     due_s = wired.managers[0].reporter.due_s
     wired.hear(0, MessageReceived(GMANAGER, late))
     assert (wired.managers[0].batcher.barrier, wired.managers[0].reporter.due_s) == (None, due_s)
+
+
+def rest(wired):
+    """An idle instance's second heartbeat says nothing new; returns when the next one is due."""
+    for _ in range(2):
+        wired.heartbeat(0, may_rest=True)
+    return wired.managers[0].reporter.due_s
+
+
+def test_an_idle_instance_that_has_told_all_rests():
+    assert rest(one()) == REST_PERIODS
+
+
+def test_a_rest_ends_with_news_and_heartbeats_go_on_as_if_it_had_not_been():
+    wired = one()
+    rest(wired)
+    wired.now_s = 1.5
+    wired.submit(0, 1, 50)
+    assert wired.managers[0].reporter.due_s == 2.0
+
+
+def test_a_rest_ends_where_blocks_are_lent():
+    wired = Wired(*(make_manager(i) for i in range(2)))
+    rest(wired)
+    wired.heartbeat(1)
+    wired.prefill(1, 1, 100)
+    wired.order(1, 1, [(0, 4)])
+    assert wired.managers[0].reporter.due_s == 1.0
+
+
+def test_nobody_rests_who_may_not_or_who_works():
+    wired = one()
+    for _ in range(2):
+        wired.heartbeat(0, may_rest=False)
+    assert wired.managers[0].reporter.due_s == 1.0
+    wired.prefill(0, 1, 50)
+    for _ in range(3):
+        wired.heartbeat(0, may_rest=True)
+    assert wired.managers[0].reporter.due_s == 1.0
 
 
 @pytest.mark.parametrize(

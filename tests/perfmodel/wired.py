@@ -59,12 +59,12 @@ class Wired:
         values = {"order": OrderId(1, self._orders), "heartbeat": self.managers[instance].reporter._seq, **changes}
         self.hear(instance, MessageReceived(GMANAGER, MoveKvCache(req_id=req_id, parts=parts, kind=kind, **values)))
 
-    def heartbeat(self, instance):
+    def heartbeat(self, instance, may_rest=False):
         """Let its heartbeat be due, and answer it."""
         self.managers[instance].reporter.due_s = self.now_s
         self.hear(instance, TimerFired())
         seq = self.managers[instance].reporter._seq
-        self.hear(instance, MessageReceived(GMANAGER, HeartbeatReply(1, seq, (), resync=False)))
+        self.hear(instance, MessageReceived(GMANAGER, HeartbeatReply(1, seq, (), resync=False, may_rest=may_rest)))
 
     def iterate(self, instance, finished=(), stale=()):
         """Complete one iteration (none, where reads are stale) and so end the step."""
