@@ -160,6 +160,10 @@ class Batcher:
         self.waiting.remove(row)
         self.waiting_blocks -= row.blocks_needed
 
+    def lacks_room(self) -> bool:
+        """Whether the first waiting row finds too few free blocks beside those kept back for growth."""
+        return bool(self.waiting) and self.waiting[0].blocks_needed > self.pool.free - self.limits.headroom_blocks
+
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
         return -(-tokens // self.limits.block_tokens)

@@ -136,7 +136,7 @@ class Reporter:
         if not (owner.batcher.waiting or owner.borrower.suspended or owner.borrower.has_news):
             return
         needy = next((need.req_id for need in self.needs()), None)
-        if needy is None and owner.batcher.waiting and owner.step is not None:
+        if needy is None and owner.step is not None and owner.batcher.lacks_room():
             needy = owner.batcher.waiting[0].req_id
         granted = any(order == self._capacity_order for order, _ in owner.borrower.outcomes)
         self._capacity_order = owner.borrower.open_order or self._capacity_order

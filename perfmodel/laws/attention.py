@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.basis import Along, Basis, Domain, basis_along, basis_in
+from perfmodel.basis import Along, Basis, Domain, basis_along
 from perfmodel.laws.gemm import smooth_max
 
 Floats = NDArray[np.float64]

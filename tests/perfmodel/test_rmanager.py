@@ -201,3 +201,10 @@ def test_lent_blocks_are_asked_back_only_where_they_stand_in_the_way():
     wired.now_s = due_s
     wired.heartbeat(1)
     assert creditor.pool.lent + creditor.pool.reserved < 4
+
+
+def test_only_a_request_that_lacks_room_hurries_a_heartbeat():
+    wired = one()
+    for req_id, due_s in ((1, 0.5), (2, 0.5), (3, 0.05)):  # the third finds 2 of 10 blocks free
+        wired.submit(0, req_id, 50)
+        assert wired.managers[0].reporter.due_s == due_s
