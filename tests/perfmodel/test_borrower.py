@@ -33,7 +33,7 @@ def loans(wired, instance=0):
 
 
 def row_of(wired, req_id=7, instance=0):
-    return wired.managers[instance].find(req_id)
+    return wired.managers[instance].rows.get(req_id)
 
 
 def moves(wired):

@@ -203,8 +203,10 @@ def test_lent_blocks_are_asked_back_only_where_they_stand_in_the_way():
     assert creditor.pool.lent + creditor.pool.reserved < 4
 
 
-def test_only_a_request_that_lacks_room_hurries_a_heartbeat():
+@pytest.mark.parametrize(("tokens", "due_s"), [(90, 0.5), (100, 0.05)])
+def test_only_a_request_that_lacks_room_hurries_a_heartbeat(tokens, due_s):
+    """While the first one runs, 6 of 10 blocks are free."""
     wired = one()
-    for req_id, due_s in ((1, 0.5), (2, 0.5), (3, 0.05)):  # the third finds 2 of 10 blocks free
-        wired.submit(0, req_id, 50)
-        assert wired.managers[0].reporter.due_s == due_s
+    wired.submit(0, 1, 50)
+    wired.submit(0, 2, tokens)
+    assert wired.managers[0].reporter.due_s == due_s
