@@ -187,7 +187,7 @@ class InProcess:
     def _deliver(self, machine: Address, event: Event) -> None:
         if isinstance(event, MessageReceived) and isinstance(event.message, SubmitRequest):
             req_id = event.message.request.req_id
-            if self.machines.rmanagers[machine].find(req_id) is None:
+            if req_id not in self.machines.rmanagers[machine].rows:
                 self.executors[machine].accept(req_id, self.requests.text(req_id))
         self._handle(machine, event)
 
