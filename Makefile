@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test test-all lint bench figures readme clean
+.PHONY: help setup demo demo-real test test-all lint bench bench-tests figures readme clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -41,7 +41,10 @@ lint: setup            ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup           ## performance, as ratios and rates within one run
+bench: $(VENV)/.base   ## speed of the simulator, `case metric value` (ONLY=b one case; kept and compared in out/bench)
+	$(BIN)/python -m infsim.bench $(if $(ONLY),--only $(ONLY))
+
+bench-tests: setup     ## the benchmarks among the tests: kernels, cost model, links, planner
 	$(BIN)/python -m pytest tests -m bench -n 0 -s --timeout 3600
 
 figures: setup         ## the paper's figures, into out/figures (FIG=10a one of them, FULL=1 full sweeps, FRESH=1 anew)

@@ -91,6 +91,16 @@ class Simulation:
             self.env.run(until=self._done)
         return self.journal.close(self._basis_s(), self.env.now)
 
+    @property
+    def num_events(self) -> int:
+        """Callbacks scheduled so far."""
+        return sum(self._sent.values())
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations completed so far, on all instances."""
+        return sum(executor.num_iterations for executor in self.executors)
+
     # ---- events to machines, commands from them ------------------------------------------------------------------------------
     def _deliver(self, machine: Address, event: Event) -> None:
         """Settle, hand over, and perform what comes back. A lost machine hears nothing."""

@@ -20,6 +20,7 @@ class Executor:
         self.stuck = False  # its iteration waits for a peer that is lost, or that has refused
         self.batch_changed = False  # against the step before
         self.basis_s: dict[str, float] = {}
+        self.num_iterations = 0
         self._reported = 0
         self._price: StepPrice | None = None
         self._counter = 0  # decode iterations done
@@ -95,6 +96,7 @@ class Executor:
     def _report(self, iterations: int, ended: bool) -> IterationsDone:
         assert self.step is not None and self._price is not None
         new, before, self._reported = iterations - self._reported, self._reported, iterations
+        self.num_iterations += new
         if self.step.decode_rows:
             self._counter += new
         finished = self._take_finished(self.step) if ended else ()
