@@ -12,13 +12,14 @@ from pathlib import Path
 from joblib import cpu_count
 from rich.console import Console
 
-from experiments import runfolder
+from experiments import raycluster, runfolder
 from experiments.plots import draw_sweep
 from experiments.progress import Progress
 from experiments.runs import Runs
 from experiments.summary import closing_lines, table_of
 from experiments.sweep import SIMULATION, Job, Loop, OtherSweepError, Recording, RunOne, Workers, plan_jobs, run_jobs
 from experiments.sweepfile import Sweep, load_sweep, parse_settings
+from perfmodel.errors import InputError
 
 WIDTH = 120  # of a table that no terminal limits
 
@@ -42,7 +43,7 @@ def run_command(
 ) -> int:
     """`infsim run` and `infreal run`. workers.count 0: as many as there are cores."""
     sweep = request.sweep()
-    out, jobs = place(sweep, request.out, driver)
+    out, jobs = place(sweep, shared_out(request.out, workers.ray), driver)
     runfolder.make_folder(out)
     console = console_of()
     announce(console, sweep, jobs, out)
@@ -50,6 +51,15 @@ def run_command(
     with Progress(len(jobs), sum(job.done for job in jobs)) as progress:
         runs = run_jobs(jobs, out, Loop(run_one, recording, Workers(at_once, workers.ray), progress.report))
     return conclude(console, runs)
+
+
+def shared_out(out: Path | None, ray: str | None) -> Path | None:
+    """On a Ray cluster the folder must be named, and means the same on every node. Raises InputError."""
+    if ray is None:
+        return out
+    if out is None and ray != raycluster.LOCAL:
+        raise InputError(f"--ray {ray}: give --out, a folder that all nodes of the cluster see")
+    return out and out.resolve()
 
 
 def list_runs(request: Request) -> int:

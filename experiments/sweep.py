@@ -5,8 +5,6 @@ beside it along, so what had begun is repeated alone, at most `RETRIES` times, a
 start again.
 """
 
-import os
-import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from experiments import runfolder
+from experiments import raycluster, runfolder
 from experiments.plan import RunPlan, plan_run
 from experiments.runs import Runs, load_runs
 from experiments.sweepfile import Run, Sweep, label
@@ -51,13 +49,14 @@ class Workers:
 
 @dataclass(frozen=True)
 class Job:
-    """One run and its place. `done`: it is complete already; `driver`: SIMULATION or HARDWARE."""
+    """One run and its place. `done`: it is complete already; `driver`: SIMULATION or HARDWARE; `inputs`: files that it reads."""
 
     run: Run
     folder: Path
     pool_line: str = ""
     done: bool = False
     driver: str = SIMULATION
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,23 +125,9 @@ def parallel(calls: list[Any], workers: Workers) -> Iterator[Any]:
         backend = "sequential" if workers.count == 1 else "loky"
         yield from Parallel(n_jobs=workers.count, backend=backend, return_as="generator_unordered", batch_size=1)(calls)
         return
-    register_ray(workers.ray)
+    raycluster.register_ray(workers.ray)
     with parallel_config(backend="ray", n_jobs=workers.count):
         yield from Parallel(return_as="list", batch_size=1)(calls)
-
-
-def register_ray(address: str) -> None:
-    """Connect joblib to Ray: a cluster's address, or "local" for one of this machine. Raises InputError without Ray."""
-    try:
-        import ray
-        from ray.util.joblib import register_ray as register
-    except ImportError as error:
-        raise InputError("--ray: ray is not installed (pip install 'infsim[real]')") from error
-    if address == "local":  # it listens on all interfaces, so authentication stays on
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    if not ray.is_initialized():
-        ray.init(address=address, include_dashboard=False, log_to_driver=False)
-    register()  # type: ignore[no-untyped-call]
 
 
 def is_worker_death(error: BaseException) -> bool:
@@ -208,7 +193,12 @@ def run_sweep(sweep: Sweep, out: Path, loop: Loop) -> Runs:
 def run_jobs(jobs: Sequence[Job], out: Path, loop: Loop) -> Runs:
     """The same for a sweep that is planned already."""
     runfolder.make_folder(out)
-    loop.carry_out([job for job in jobs if not job.done])
+    open_jobs = [job for job in jobs if not job.done]
+    if loop.workers.ray and open_jobs:
+        raycluster.register_ray(loop.workers.ray)
+        inputs = dict.fromkeys(path for job in open_jobs for path in job.inputs)
+        raycluster.check_shared(out, [Path(path) for path in inputs])
+    loop.carry_out(open_jobs)
     runs = load_runs(out)
     runfolder.write_summary(out, runs.manifests)
     return runs
@@ -224,7 +214,8 @@ def plan_jobs(sweep: Sweep, out: Path, driver: str = SIMULATION) -> list[Job]:
             raise InputError(f"{sweep.source}: {at_axes(run)}{error}") from error
         plan.facts["driver"] = driver
         folder = out / "runs" / run.name
-        jobs.append(Job(run, folder, plan.pool_line(), is_done(run, folder, plan), driver))
+        done, inputs = is_done(run, folder, plan), tuple(plan.facts["inputs"])
+        jobs.append(Job(run, folder, plan.pool_line(), done, driver, inputs))
     strangers = {folder.name for folder in runfolder.run_folders(out)} - {job.folder.name for job in jobs}
     if strangers:
         raise OtherSweepError(f"{out}: holds another sweep's run {min(strangers)}; give another --out or remove it")

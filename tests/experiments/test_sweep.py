@@ -2,11 +2,15 @@
 
 import os
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import cloudpickle
 import pandas as pd
 import pytest
 
+from experiments import raycluster
+from experiments.run_command import shared_out
 from experiments.runfolder import read_manifest
 from experiments.runs import load_runs
 from experiments.sweep import Loop, OtherSweepError, Recording, Workers, plan_jobs, run_sweep
@@ -183,6 +187,36 @@ def test_ray_carries_a_sweep_out_and_survives_the_death_of_an_actor(tmp_path):
         ray.cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     try:
         runs = run_sweep(small_sweep(), tmp_path, Loop(die_once, workers=Workers(2, ray="local")))
+        with pytest.raises(InputError, match=r"gone\.csv: node .* does not see this input"):
+            raycluster.check_shared(tmp_path, [tmp_path / "gone.csv"])
     finally:
         ray.shutdown()
     assert [manifest["status"] for manifest in runs.manifests] == ["done"] * 4
+
+
+@pytest.mark.parametrize(
+    ("unseen", "error"),
+    [
+        ([], None),
+        (["trace.csv"], r"trace\.csv: node 10\.0\.0\.2 of the Ray cluster does not see this input"),
+        (["probe", "trace.csv"], r"--out .*: node 10\.0\.0\.2 of the Ray cluster does not see this folder"),
+    ],
+)
+def test_all_nodes_must_see_the_folder_and_the_inputs(tmp_path, monkeypatch, unseen, error):
+    def looked(paths):
+        assert paths[0].exists(), "the probe"
+        named = {"probe": paths[0], "trace.csv": paths[1]}
+        return {"10.0.0.1": [], "10.0.0.2": [named[name] for name in unseen]}
+
+    monkeypatch.setattr(raycluster, "unseen_by_node", looked)
+    with pytest.raises(InputError, match=error) if error else nullcontext():
+        raycluster.check_shared(tmp_path, [Path("trace.csv")])
+    assert list(tmp_path.iterdir()) == [], "the probe is gone"
+
+
+def test_a_cluster_needs_a_folder_that_is_named():
+    with pytest.raises(InputError, match="give --out, a folder that all nodes"):
+        shared_out(None, "10.0.0.1:6379")
+    assert shared_out(None, "local") is None
+    assert shared_out(Path("out"), "10.0.0.1:6379").is_absolute()
+    assert shared_out(Path("out"), None) == Path("out")

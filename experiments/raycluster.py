@@ -1,0 +1,70 @@
+"""A Ray cluster behind joblib: connecting to it, and the check that all its nodes see the files of a sweep.
+
+Ray is imported late: only `--ray` needs it.
+"""
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import InputError
+
+LOCAL = "local"
+
+
+def register_ray(address: str) -> None:
+    """Connect joblib to Ray: a cluster's address, or "local" for one of this machine. Raises InputError without Ray."""
+    try:
+        import ray
+        from ray.util.joblib import register_ray as register
+    except ImportError as error:
+        raise InputError("--ray: ray is not installed (pip install 'infsim[real]')") from error
+    if address == LOCAL:  # it listens on all interfaces, so authentication stays on
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, include_dashboard=False, log_to_driver=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise InputError(f"--ray {address}: no cluster answers there ({first_line(error)})") from error
+    register()  # type: ignore[no-untyped-call]
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def check_shared(out: Path, inputs: Sequence[Path]) -> None:
+    """Every node must see the output folder and the inputs under the same absolute paths. Raises InputError, naming the node.
+
+    A file written here must be there on every node, so an equal but separate folder is told apart.
+    """
+    probe = out / f".probe-{secrets.token_hex(8)}"
+    probe.touch()
+    try:
+        for node, unseen in unseen_by_node([probe, *inputs]).items():
+            if probe in unseen:
+                raise InputError(f"--out {out}: node {node} of the Ray cluster does not see this folder")
+            if unseen:
+                raise InputError(f"{unseen[0]}: node {node} of the Ray cluster does not see this input")
+    finally:
+        probe.unlink()
+
+
+def unseen_by_node(paths: Sequence[Path]) -> dict[str, list[Path]]:
+    """Node address → those of `paths` that do not exist there."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0)(unseen_here)
+    nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    asked = [
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(paths)
+        for node in nodes
+    ]
+    return {node["NodeManagerAddress"]: unseen for node, unseen in zip(nodes, ray.get(asked), strict=True)}
+
+
+def unseen_here(paths: Sequence[Path]) -> list[Path]:
+    return [path for path in paths if not path.exists()]
