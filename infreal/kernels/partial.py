@@ -12,8 +12,8 @@ STATE_BYTES = 4  # every number of the state is fp32
 class Partial:
     """Attention over a part of the tokens, not normalised. All fp32; m is in the natural base.
 
-    acc `[…, heads, head_dim]` = Σ exp(s − m) V, m `[…, heads]` = max s, e `[…, heads]` = Σ exp(s − m) over the scores s
-    (1/sqrt(head_dim) included). The neutral element is (0, −inf, 0). The paper calls acc MA.
+    acc `[…, heads, head_dim]` = Σ exp(s − m) V, m `[…, heads]` = max s or a number near it, e `[…, heads]` = Σ exp(s − m) over
+    the scores s (1/sqrt(head_dim) included). The neutral element is (0, −inf, 0). The paper calls acc MA.
     """
 
     acc: torch.Tensor

@@ -17,8 +17,7 @@ from infreal.kernels.sizes import ceil_div
 SEGMENT_TOKENS = 2048  # the scores of a segment (256 KB for 32 heads) stay in the L2 cache; measured: 256 to 2,048
 MIN_TILE_BYTES = 48 * 1024  # below this a copy into one matrix costs less than one more call per tile (about 4 µs)
 MIN_PART_BYTES = 2 << 20  # of K or V: about 0.2 ms of reading, several times what a task costs to hand over
-PREFILL_SEGMENT_TOKENS = 512
-QUERY_TILE = 128  # queries of a prefill chunk worked off at a time: 128 × 32 heads × 512 scores = 8 MB
+PREFILL_SEGMENT_TOKENS = 8192  # of K and V copied at a time: 64 MB for 8 KV heads of 128
 
 KEYS, VALUES = 0, 1  # the third axis of the pool
 TOKENS_LAST, TOKENS_FIRST = (
@@ -67,11 +66,6 @@ def _num_parts(num_tokens: int, kv: torch.Tensor) -> int:
     """How many threads a row of so many tokens is worth."""
     side_bytes = num_tokens * kv.shape[3] * kv.shape[4] * kv.itemsize
     return max(1, min(torch.get_num_threads(), side_bytes // MIN_PART_BYTES)) if kv.is_cpu else 1
-
-
-def _by_kv_head(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """`[tokens, heads, head_dim]` to `[kv_heads, tokens × group, head_dim]`: the heads of a group share K and V."""
-    return q.unflatten(1, (kv_heads, -1)).transpose(0, 1).flatten(1, 2)
 
 
 def _segments(
@@ -157,59 +151,64 @@ def prefill_micro_attention(
     starts = query_start.tolist()
     offsets = [None] * len(num_kv_tokens) if causal_offset is None else causal_offset.tolist()
     for row, (num_tokens, offset) in enumerate(zip(num_kv_tokens.tolist(), offsets, strict=True)):
-        chunk = slice(starts[row], starts[row + 1])
-        if chunk.start == chunk.stop:
-            continue
-        state = _prefill_row(q[chunk].float() * scale, kv, block_table[row], num_tokens, offset)
-        for target, source in ((out.acc, state.acc), (out.m, state.m), (out.e, state.e)):
-            target[chunk] = source.unflatten(1, (chunk.stop - chunk.start, -1)).transpose(0, 1).flatten(1, 2)
+        first = starts[row] + max(0, -(offset or 0))  # queries before it see no token at all
+        chunk = slice(first, starts[row + 1])
+        if first < chunk.stop:
+            _prefill_row(
+                q[chunk], kv, block_table[row], _spans(chunk.stop - first, num_tokens, offset), scale, out[chunk]
+            )
+
+
+def _spans(num_queries: int, num_tokens: int, causal_offset: int | None) -> list[tuple[int, int, bool]]:
+    """The KV tokens that queries see, as (first, end, is_triangle): what all of them see, cut into segments, then the triangle.
+
+    In the triangle query i sees its tokens 0 … i.
+    """
+    seen_by_all = num_tokens if causal_offset is None else min(max(0, causal_offset), num_tokens)
+    firsts = range(0, seen_by_all, PREFILL_SEGMENT_TOKENS)
+    spans = [(first, min(first + PREFILL_SEGMENT_TOKENS, seen_by_all), False) for first in firsts]
+    end = min(num_tokens, seen_by_all + num_queries)
+    return spans if causal_offset is None or end == seen_by_all else [*spans, (seen_by_all, end, True)]
 
 
 def _prefill_row(
-    q: torch.Tensor, kv: torch.Tensor, ids: torch.Tensor, num_tokens: int, causal_offset: int | None
-) -> Partial:
-    """One row's chunk of queries; the state is returned `[kv_heads, queries × group, …]`. KV is read once a chunk."""
-    num_queries, heads, _ = q.shape
-    kv_heads = kv.shape[3]
-    queries = _by_kv_head(q, kv_heads)
-    state = Partial.neutral(queries.shape, q.device)
-    first = 0
-    for segment, tokens in _segments(ids, num_tokens, kv.shape[2], PREFILL_SEGMENT_TOKENS):
-        index = segment.long()
-        keys, values = (kv[index, side].flatten(0, 1)[:tokens].float() for side in (KEYS, VALUES))
-        for start in range(0, num_queries, QUERY_TILE):
-            stop = min(start + QUERY_TILE, num_queries)
-            if causal_offset is not None and first > stop - 1 + causal_offset:
-                continue
-            visible = None if causal_offset is None else _visible(start, stop, first, tokens, causal_offset, q.device)
-            span = slice(start * heads // kv_heads, stop * heads // kv_heads)
-            _add_masked(state, queries, span, keys, values, visible)
-        first += tokens
-    return state
-
-
-def _visible(start: int, stop: int, first: int, tokens: int, causal_offset: int, device: torch.device) -> torch.Tensor:
-    """`[queries, tokens]` bool: query i sees KV token j where j <= i + causal_offset."""
-    queries = torch.arange(start, stop, device=device).unsqueeze(1)
-    return torch.arange(first, first + tokens, device=device) <= queries + causal_offset
-
-
-def _add_masked(
-    state: Partial,
-    queries: torch.Tensor,
-    span: slice,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    visible: torch.Tensor | None,
+    q: torch.Tensor, kv: torch.Tensor, ids: torch.Tensor, spans: list[tuple[int, int, bool]], scale: float, out: Partial
 ) -> None:
-    """Adds the tokens of keys and values `[tokens, kv_heads, head_dim]` to the state of the queries in `span`."""
-    part = Partial(state.acc[:, span], state.m[:, span], state.e[:, span])
-    scores = torch.bmm(queries[:, span], keys.permute(1, 2, 0))
-    if visible is not None:
-        group = scores.shape[1] // visible.shape[0]
-        scores.masked_fill_(~visible.repeat_interleave(group, 0), -torch.inf)
-    _to_weights(scores.unsqueeze(0), part)
-    part.acc.baddbmm_(scores, values.transpose(0, 1))
+    """One row's chunk of queries. K and V are copied a span at a time, and only tokens that are valid."""
+    block_tokens, kv_heads = kv.shape[2:4]
+    queries = q.float().unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, queries, head_dim]
+    parts = []
+    for first, end, is_triangle in spans:
+        blocks = ids[first // block_tokens : ceil_div(end, block_tokens)]
+        tokens = slice(first % block_tokens, first % block_tokens + end - first)
+        sides = (kv[:, side].index_select(0, blocks).flatten(0, 1)[tokens].float() for side in (KEYS, VALUES))
+        keys, values = (side.transpose(0, 1).unsqueeze(1).expand(-1, queries.shape[1], -1, -1) for side in sides)
+        attention, lse = _attend(queries, keys, values, is_triangle, scale)
+        attention, lse = (x.movedim(2, 0).flatten(1, 2) for x in (attention, lse))
+        parts.append(Partial(attention, lse, torch.ones_like(lse)))
+    if parts:
+        merge(Partial.stack(parts), out)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_triangle: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalised attention and logsumexp over the tokens, fp32: a partial state with e = 1."""
+    if q.is_cpu:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_triangle, scale=scale)
+    return _attend_plainly(q, k, v, is_triangle, scale)
+
+
+def _attend_plainly(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_triangle: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same on any device."""
+    scores = q @ k.transpose(-1, -2) * scale
+    if is_triangle:
+        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores.masked_fill_(unseen, -torch.inf)
+    lse = scores.logsumexp(-1)
+    return torch.exp(scores - lse.unsqueeze(-1)) @ v, lse
 
 
 def merge(parts: Partial, out: Partial) -> None:
