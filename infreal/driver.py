@@ -259,8 +259,9 @@ class InProcess:
         """A reader waits for this creditor's answer."""
         session = self._sessions.get((creditor, reader))
         if session is not None:
-            self.executors[creditor].answer(session.serving, reader, session.read, session.layer)
-            session.layer = (session.layer + 1) % self.spec.instance.model.num_layers
+            executor = self.executors[creditor]
+            executor.answer(session.serving, reader, session.read, session.layer)
+            session.layer = (session.layer + 1) % executor.decoder.config.num_layers
 
     # ---- copies of blocks ----------------------------------------------------------------------------------------------------
     def _start_fetch(self, debtor: int, command: StartFetch) -> None:

@@ -24,10 +24,11 @@ CHANGES = {
     "dequeue",
     "preempt",
 }
-READERS = {
+READERS = {  # what may be named of the core's inside
     "perfmodel.batching": {"NO_BLOCK"},
     "perfmodel.rmanager": {"RManager"},
-}  # what may be named of the core's inside
+    "perfmodel.policies": {"DISPATCH", "BATCHING", "PLACEMENT"},
+}
 INSIDE = (
     "policies",
     "batching",
