@@ -271,7 +271,7 @@ class Config(Strict):
     workload: WorkloadConfig
     """what arrives: a recorded trace or a generator"""
     engine: Preset = "graphs"
-    """host side of the engine: graphs, or eager-2023"""
+    """the engine: graphs, eager-2023, or {preset: graphs, splits_all_heads: true}"""
     belief: Costs = Field(default_factory=Costs)
     """the times a policy predicts with"""
     truth: Costs = Field(default_factory=Costs)

@@ -5,7 +5,7 @@ neighbours in the fit. Interpolation and extrapolation are told apart. Errors ar
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,11 @@ from perfmodel.calibrate import Floats, fit_error
 from perfmodel.calibrate_attention import SHORTEST_DECODE, SHORTEST_PREFILL
 from perfmodel.curves import STREAMS
 from perfmodel.errors import InputError
+from perfmodel.laws.attention import HEAD_DIM, StreamedDecode
 from perfmodel.specs import GpuSpec
 
 FIT, INTERPOLATION, EXTRAPOLATION, CROSS = "fit", "interpolation", "extrapolation", "other source"
+PRICED = "as priced"  # what a simulation charges, where that is not meant to be what was measured
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,14 @@ HELD_OUT: dict[str, tuple[HeldOut, ...]] = {
 
 
 def measure(profiles: Sequence[Profile], gpu: GpuSpec, fitted: dict[str, list[Fitted]]) -> list[Slice]:
-    """Fit, held-out and cross-source errors of every operator."""
+    """Errors of every operator: fit, held-out, as priced, against other sources."""
     found: list[Slice] = []
     for name, laws in fitted.items():
         for law in laws:
             rows = in_domain(name, OPERATORS[name].rows(law.source.operator(name)))
             found.append(slice_of(name, "all rows", FIT, law.law, rows, law.source))
             found += held_out(name, rows, law.source, gpu)
+            found += priced(law) if name == "decode_attention" else ()
         others = [profile for profile in profiles if profile is not laws[0].source]
         found += [piece for profile in others for piece in cross(name, laws[0], profile)]
     return found
@@ -133,6 +136,20 @@ def held_out(name: str, rows: Rows, source: Profile, gpu: GpuSpec) -> Iterator[S
         except InputError:  # the rest is too little to fit
             continue
         yield slice_of(name, held.rows_are, held.kind, law, rows.pick(mask), source)
+
+
+def priced(fitted: Fitted) -> Iterator[Slice]:
+    """Decode attention that no fit aims at: contexts under `SHORTEST_DECODE`, KV that only a benchmark finds in the L2 cache."""
+    law, rows = fitted.law, OPERATORS["decode_attention"].rows(fitted.source.operator("decode_attention"))
+    short = rows.context_tokens < SHORTEST_DECODE
+    parts = [(f"contexts under {SHORTEST_DECODE} tokens", law, short)]
+    if isinstance(law, StreamedDecode):
+        token_bytes = 2 * HEAD_DIM * law.kv_dtype_bytes * rows.kv_heads
+        cached = ~short & (token_bytes * rows.rows * rows.context_tokens <= law.cache_bytes)
+        parts.append((f"KV of up to {law.cache_bytes >> 20} MiB, from memory", replace(law, cache_bytes=0), cached))
+    for rows_are, law_so, mask in parts:
+        if mask.any():
+            yield slice_of("decode_attention", rows_are, PRICED, law_so, rows.pick(mask), fitted.source)
 
 
 def slice_of(name: str, rows_are: str, kind: str, law: Any, rows: Rows, source: Profile) -> Slice:

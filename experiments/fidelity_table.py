@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from experiments.fidelity import CROSS, FIT, Slice
+from experiments.fidelity import CROSS, FIT, PRICED, Slice
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,7 +17,7 @@ def target_of(piece: Slice) -> float | None:
     if piece.kind == CROSS:
         agrees = "8–128 tokens" in piece.rows_are or "8 rows and more" in piece.rows_are
         return CROSS_TARGET if agrees else None
-    return TARGETS.get(piece.operator)
+    return TARGETS.get(piece.operator) if piece.kind != PRICED else None
 
 
 def render(slices: Sequence[Slice]) -> "Table":
@@ -36,7 +36,7 @@ def render(slices: Sequence[Slice]) -> "Table":
         target = target_of(piece)
         aim = f"≤ {target:.0%} {'met' if piece.mape <= target else 'missed'}" if target else ""
         figures = f"{piece.mape:.1%}", f"{piece.median:.1%}", f"{piece.p90:.1%}", f"{piece.bias:+.1%}"
-        source = f"{piece.kind}: {piece.source.partition(' ')[2]}" if piece.kind in (CROSS, FIT) else piece.kind
+        source = f"{piece.kind}: {piece.source.partition(' ')[2]}" if piece.kind in (CROSS, FIT, PRICED) else piece.kind
         table.add_row(piece.operator, piece.rows_are, source, f"{piece.rows:,}", *figures, aim)
         before = piece.operator
     return table

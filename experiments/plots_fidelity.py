@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from experiments.fidelity import CROSS, FIT, Slice, layer_sums
+from experiments.fidelity import EXTRAPOLATION, INTERPOLATION, Slice, layer_sums
 from experiments.fidelity_table import target_of
 from experiments.fitting import OPERATORS, Fitted, Rows
 from experiments.plotstyle import CYCLE, GREY, MARKERS, log_scale, new_figure, save, styled
@@ -150,10 +150,8 @@ def draw_errors(axes: Axes, slices: Sequence[Slice]) -> None:
         heights = [operators.index(piece.operator) + offset for piece in mine]
         axes.plot([piece.mape for piece in mine], heights, marker, color=colour, markersize=4, label=kind, alpha=0.8)
     for i, operator in enumerate(operators):
-        aim = next(
-            (target_of(piece) for piece in slices if piece.operator == operator and piece.kind not in (CROSS, FIT)),
-            None,
-        )
+        held_out = (piece for piece in slices if piece.kind in (INTERPOLATION, EXTRAPOLATION))
+        aim = next((target_of(piece) for piece in held_out if piece.operator == operator), None)
         if aim:
             axes.plot([aim, aim], [i - 0.4, i + 0.4], color=GREY, linewidth=1)
     axes.set_yticks(range(len(operators)), operators)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.catalogue import load_engine, load_gpu, load_link, load_model
 from experiments.contexts import contexts_table, longest_contexts
 from experiments.packs import cost_model
+from experiments.sweepfile import parse_yaml
 from perfmodel.breakdown import parts, roofline_s
 from perfmodel.cost import Batch, CostModel
 from perfmodel.curves import ENDS
@@ -72,6 +73,14 @@ def parse_prefill(text: str) -> tuple[int, int]:
     """TOKENS[@PREFIX] → (tokens, prefix_tokens)."""
     padded = text if "@" in text else f"{text}@0"
     return _two_numbers("--prefill", padded, r"(\d+)@(\d+)", "TOKENS or TOKENS@PREFIX, such as 2048@100000", least=0)
+
+
+def parse_engine(text: str) -> Named:
+    """A name, or a mapping in YAML."""
+    engine = parse_yaml(text, "--engine")
+    if not isinstance(engine, str | dict):
+        raise InputError(f"--engine: {text!r} (allowed: a name, or {{preset: NAME, KEY: VALUE}})")
+    return engine
 
 
 def _two_numbers(option: str, text: str, pattern: str, allowed: str, least: int = 1) -> tuple[int, int]:

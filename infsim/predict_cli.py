@@ -13,7 +13,9 @@ def predict(
     tp: Annotated[int, typer.Option("--tp", help="tensor parallel size")] = 1,
     pp: Annotated[int, typer.Option("--pp", help="pipeline parallel size")] = 1,
     link: Annotated[str | None, typer.Option(help="link inside a node (default: the GPU's usual one)")] = None,
-    engine: Annotated[str, typer.Option(help="host side: graphs or eager-2023")] = "graphs",
+    engine: Annotated[
+        str, typer.Option(help="graphs, eager-2023, or a mapping: '{preset: graphs, splits_all_heads: true}'")
+    ] = "graphs",
     pack: Annotated[str | None, typer.Option(help="profile pack (default: the GPU's own)")] = None,
     prefill: Annotated[
         list[str] | None, typer.Option(metavar="TOKENS[@PREFIX]", help="a prompt chunk; repeatable")
@@ -29,10 +31,10 @@ def predict(
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Time of one iteration with its parts; times are of the whole model."""
-    from experiments.predict import Query, render
+    from experiments.predict import Query, parse_engine, render
     from experiments.predict import predict as predict_query
 
-    query = Query(model, gpu, tp, pp, link, engine, pack, prefill or (), decode or (), cluster)
+    query = Query(model, gpu, tp, pp, link, parse_engine(engine), pack, prefill or (), decode or (), cluster)
     found = predict_query(query, memory, max_context)
     if json:
         typer.echo(json_module.dumps(found, indent=1))

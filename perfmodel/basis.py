@@ -1,7 +1,7 @@
 """How a time is known, and the domain in which a fitted law was measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -52,6 +52,10 @@ class Along:
         if not self.low <= x <= self.high:
             return Basis.EXTRAPOLATED
         return self.at_points if x in self.points else self.inside
+
+    def extrapolated(self) -> "Along":
+        """The same, where another argument lies beyond what was measured."""
+        return replace(self, at_points=Basis.EXTRAPOLATED, inside=Basis.EXTRAPOLATED)
 
 
 EVERYWHERE_ANALYTIC = Along(float("-inf"), float("inf"), frozenset(), Basis.ANALYTIC, Basis.ANALYTIC)

@@ -23,6 +23,7 @@ from perfmodel.curves import Curves
 from perfmodel.errors import InputError, unknown
 from perfmodel.kernels import KernelTimes
 from perfmodel.laws.attention import DecodeTerms
+from perfmodel.laws.flash2 import splitting_all_heads
 from perfmodel.specs import InstanceSpec, LinkSpec
 
 SCALE_KEYS = ("non_attention", "prefill_attention", "decode_attention", "collectives", "host", "transfer")
@@ -65,7 +66,8 @@ class CostModel:
         self.scale = dict.fromkeys(SCALE_KEYS, 1.0) | check_scale(scale or {})
         self.times = KernelTimes(instance, curves)
         self.heads = operators.heads_per_rank(instance)
-        self._decode_law = curves.decode_law(self.heads.heads, self.heads.kv_heads)
+        law = curves.decode_law(self.heads.heads, self.heads.kv_heads)
+        self._decode_law = splitting_all_heads(law, self.heads) if instance.engine.splits_all_heads else law
         self._kernels: dict[int, tuple[float, float]] = {}
         self._heads_s: dict[int, float] = {}
         self._decode: dict[int, DecodeTerms] = {}

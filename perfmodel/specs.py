@@ -130,7 +130,8 @@ class LinkSpec:
 class EngineSpec:
     """Host side of an engine: iteration = max(kernels, launches) + iteration_s + row_s · rows.
 
-    `fitted_rows`: largest batch the numbers were fitted on (0: not fitted, chosen).
+    `fitted_rows`: largest batch the numbers were fitted on (0: not fitted, chosen). `splits_all_heads`: few rows are split along
+    their KV even where query heads do not share KV heads (MHA), so that they use the whole GPU.
     """
 
     name: str
@@ -139,6 +140,7 @@ class EngineSpec:
     row_s: float
     exchange_s_per_layer_per_peer: float
     fitted_rows: int = 0
+    splits_all_heads: bool = False
 
 
 @dataclass(frozen=True)

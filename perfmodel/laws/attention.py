@@ -1,6 +1,6 @@
 """Attention of one layer on one rank: decode rows over their KV, and a chunk of a prompt over its prefix and itself."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
@@ -87,7 +87,7 @@ def decode_basis(domain: Domain | None, kv_dtype_bytes: int, rows: int, shape: H
     """How a batch of `rows` is known, by the mean context of its rows; other sizes than were measured are extrapolated."""
     along = basis_along(domain, "context_tokens", rows=rows, heads=shape.heads, kv_heads=shape.kv_heads)
     if domain and (shape.head_dim != HEAD_DIM or shape.kv_dtype_bytes != kv_dtype_bytes):
-        return replace(along, at_points=Basis.EXTRAPOLATED, inside=Basis.EXTRAPOLATED)
+        return along.extrapolated()
     return along
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.basis import Along, Domain
-from perfmodel.laws.attention import DecodeTerms, Floats, Heads, Numbers, decode_basis
+from perfmodel.laws.attention import DecodeLaw, DecodeTerms, Floats, Heads, Numbers, decode_basis
 from perfmodel.laws.gemm import smooth_max
 
 # flash_api.cpp: `mha_varlen_fwd` splits the KV of grouped heads alone, `num_splits_heuristic` only below SPLIT_BELOW of the
@@ -50,7 +50,7 @@ class Flash2Decode:
     ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         """The `DecodeTerms` of one layer, for numbers or arrays of them."""
         units, row_heads, grouped = np.asarray(rows * kv_heads, float), rows * heads, np.greater(heads, kv_heads)
-        split = grouped & (units < SPLIT_BELOW * self._places)
+        split = grouped & self.leaves_idle(units)
         token_bytes = 2.0 * head_dim * kv_dtype_bytes
         walk_s = token_bytes * np.where(split, self._split_walk(units), self._walk(units))
         gather_s = self.gather_s * (grouped & np.greater(rows, 1) & np.greater(kv_heads, 1))
@@ -68,6 +68,10 @@ class Flash2Decode:
 
     def basis_along_context(self, rows: int, shape: Heads) -> Along:
         return decode_basis(self.domain, self.kv_dtype_bytes, rows, shape)
+
+    def leaves_idle(self, units: Numbers) -> Numbers:
+        """Whether so many units leave multiprocessors idle, and are split where the kernel may."""
+        return units < SPLIT_BELOW * self._places
 
     @property
     def _places(self) -> int:
@@ -102,3 +106,46 @@ class Flash2Decode:
         slowly = MOST_SPLITS * np.exp(-np.maximum(0.0, units - most) * block_s / self.split_s)
         splitting_s: Floats = self.split_s * np.maximum(self._splits(units), slowly)
         return splitting_s
+
+
+@dataclass(frozen=True)
+class SplitUngrouped:
+    """Heads that are not grouped, under an engine that splits their KV too where that is sooner done.
+
+    No measurement: a long row is priced as if its heads came in pairs, the smallest groups; a shorter one on the line there from
+    the start of an unsplit one. Neither takes longer than was measured unsplit.
+    """
+
+    measured: Flash2Decode
+
+    @property
+    def domain(self) -> Domain | None:
+        return self.measured.domain
+
+    def affine(
+        self, rows: Numbers, heads: Numbers, kv_heads: Numbers, head_dim: Numbers, kv_dtype_bytes: Numbers
+    ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        """The `DecodeTerms` of one layer, for numbers or arrays of them."""
+        sizes = kv_heads, head_dim, kv_dtype_bytes
+        floor_s, _, unsplit_s_per_token, early_s, _ = self.measured.affine(rows, heads, *sizes)
+        _, base_s, s_per_token, pairs_s, pairs_s_per_token = self.measured.affine(rows, 2 * kv_heads, *sizes)
+        all_split_tokens = (base_s - pairs_s) / (pairs_s_per_token - s_per_token)
+        early_s_per_token = s_per_token + (base_s - early_s) / all_split_tokens
+        return (
+            floor_s,
+            base_s,
+            np.minimum(s_per_token, unsplit_s_per_token),
+            early_s,
+            np.minimum(early_s_per_token, unsplit_s_per_token),
+        )
+
+    def basis_along_context(self, rows: int, shape: Heads) -> Along:
+        along = self.measured.basis_along_context(rows, shape)
+        return along.extrapolated() if self.measured.leaves_idle(rows * shape.kv_heads) else along
+
+
+def splitting_all_heads(law: DecodeLaw, shape: Heads) -> DecodeLaw:
+    """The law under an engine that splits all heads: others than FlashAttention-2's ungrouped ones were measured split."""
+    if isinstance(law, Flash2Decode) and shape.heads == shape.kv_heads:
+        return SplitUngrouped(law)
+    return law

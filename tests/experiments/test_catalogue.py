@@ -127,6 +127,7 @@ def test_a_mapping_changes_single_values():
     assert link.latency_s == load_link("nvlink3").latency_s
     assert load_gpu({"preset": "a100-80gb", "memory_bytes": 10**9}).memory_bytes == 10**9
     assert load_engine({"preset": "eager-2023", "row_s": 0}).row_s == 0
+    assert load_engine({"preset": "graphs", "splits_all_heads": True}).splits_all_heads
 
 
 @pytest.mark.parametrize(

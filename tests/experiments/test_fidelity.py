@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from experiments.catalogue import load_gpu
-from experiments.fidelity import CROSS, EXTRAPOLATION, INTERPOLATION, Slice, cross, equal, held_out, in_domain, top
+from experiments.fidelity import (
+    CROSS,
+    EXTRAPOLATION,
+    INTERPOLATION,
+    PRICED,
+    Slice,
+    cross,
+    equal,
+    held_out,
+    in_domain,
+    priced,
+    top,
+)
 from experiments.fidelity_table import render, target_of
 from experiments.fitting import OPERATORS, Fitted
 from experiments.importers import read_profile
@@ -91,6 +103,17 @@ def test_heads_that_are_not_grouped_count_by_units_alone(a100):
             times = mha.time_s[(units == count) & (mha.context_tokens == context)]
             assert len(times) >= 2 and times.max() < 1.05 * times.min(), (context, count)
     assert units.min() == 1 and mha.time_s[(units == 1) & (mha.context_tokens == 131_072)][0] > 2.9e-3
+
+
+def test_what_a_benchmark_finds_in_the_cache_and_short_contexts_are_priced_too_long():
+    """In the report, because no fit aims at them: contexts under 256 tokens at the law's floor, KV as if from memory."""
+    source = read_profile(f"aiconfigurator={SHARED / 'aiconfigurator' / 'h100_sxm'}")
+    entry = load_pack("h100")["operators"]["decode_attention"][0]
+    short, cached = priced(Fitted(make_law(entry), FitError(**entry["fit"]), source))
+    assert (short.rows_are, cached.rows_are) == ("contexts under 256 tokens", "KV of up to 50 MiB, from memory")
+    assert short.kind == cached.kind == PRICED and target_of(short) is None
+    assert 0.05 < short.bias < 0.15 and 0.03 < cached.bias < 0.1
+    assert cached.mape > entry["fit"]["mape"], "the fit knows of the cache, a price does not"
 
 
 def test_all_reduce_of_sizes_the_fit_has_not_seen(a100):

@@ -10,6 +10,7 @@ from perfmodel.errors import InputError
 from perfmodel.policies import BATCHING, DISPATCH
 
 FIXED = {"generator": "fixed", "params": {"input_tokens": 100, "output_tokens": 10}, "num_requests": 5, "rate_rps": 1}
+SPLITTING = {"preset": "graphs", "splits_all_heads": True}
 OWN = """
 class Last:
     def choose(self, view, request):
@@ -42,6 +43,12 @@ def test_single_takes_the_largest_tensor_parallel_times_stages(model, sizes):
     """13B: 40 heads and 40 layers on 32 GPUs leave 8 × 4."""
     instance = plan(system="vllm-single", model=model).spec.instance
     assert (instance.tensor_parallel, instance.pipeline_parallel) == sizes
+
+
+def test_an_engine_that_splits_all_heads_is_charged_and_believed():
+    spec, measured = (plan(system="vllm-single", engine=engine).spec for engine in (SPLITTING, "graphs"))
+    for split, unsplit in ((spec.truth, measured.truth), (spec.belief, measured.belief)):
+        assert split.decode_attention_s(1, 100_000) < 0.1 * unsplit.decode_attention_s(1, 100_000)
 
 
 def test_capacity_counts_all_instances():

@@ -1,6 +1,7 @@
 """The dict of `infsim predict`, its notation, and its command."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import typer
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from experiments.config import SYSTEMS, Config
 from experiments.plan import plan_run
-from experiments.predict import Query, parse_decode, parse_prefill, predict
+from experiments.predict import Query, parse_decode, parse_engine, parse_prefill, predict
 from infsim.predict_cli import predict as predict_command
 from perfmodel.errors import InputError
 
@@ -35,6 +36,33 @@ def test_eager_launches_count_as_host_time_where_kernels_do_not_hide_them():
     found = predict(Query("llama2-70b", tensor_parallel=8, engine="eager-2023", decode=["1x128"]))
     assert found["total_s"] == pytest.approx(43e-3, rel=0.05)
     assert found["parts"]["host"]["s"] > 0.5 * found["total_s"]
+
+
+SPLITTING = {"preset": "graphs", "splits_all_heads": True}
+
+
+def test_an_engine_may_split_the_kv_of_all_heads():
+    """LLaMA2-7B over 8 A100: 4 heads a rank, measured with a kernel that walks a long row on 4 multiprocessors."""
+    measured, split = (
+        predict(Query("llama2-7b", tensor_parallel=8, engine=engine, decode=["1x131072"]))["parts"]["decode_attention"]
+        for engine in ("graphs", SPLITTING)
+    )
+    assert split["s"] < 0.1 * measured["s"]
+    assert (measured["basis"], split["basis"]) == ("measured", "extrapolated")
+
+
+@pytest.mark.parametrize(("model", "gpu"), [("llama2-70b", "a100-80gb"), ("llama2-7b", "h100-80gb")])
+def test_grouped_heads_and_kernels_that_split_are_priced_as_measured(model, gpu):
+    query = Query(model, gpu, tensor_parallel=8, decode=["1x131072"])
+    assert predict(query) == predict(replace(query, engine=SPLITTING))
+
+
+def test_an_engine_is_named_or_a_mapping():
+    assert parse_engine("graphs") == "graphs"
+    assert parse_engine("{preset: graphs, splits_all_heads: true}") == SPLITTING
+    for text in ("", "[graphs]", "3"):
+        with pytest.raises(InputError, match=r"--engine: .*allowed: a name, or \{preset: NAME, KEY: VALUE}"):
+            parse_engine(text)
 
 
 def test_memory_and_longest_context_need_no_batch():

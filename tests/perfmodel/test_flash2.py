@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from perfmodel.basis import Basis, Domain
-from perfmodel.laws.attention import Heads
-from perfmodel.laws.flash2 import KV_BLOCK_TOKENS, Flash2Decode
+from perfmodel.curves import analytic_curves
+from perfmodel.laws.attention import DecodeTerms, Heads
+from perfmodel.laws.flash2 import KV_BLOCK_TOKENS, Flash2Decode, SplitUngrouped, splitting_all_heads
+from perfmodel.specs import GpuSpec
 
 SM, ALL = 22e9, 1.6e12
 PLACES = 216  # of 108 multiprocessors
@@ -39,6 +41,10 @@ def gqa(kv_heads: int, group: int = 8) -> Heads:
 
 def at(rows: int, shape: Heads, context_tokens: int) -> float:
     return flash2().terms(rows, shape).at(rows * context_tokens)
+
+
+def split_at(rows: int, shape: Heads, context_tokens: int) -> float:
+    return DecodeTerms(*splitting_all_heads(flash2(), shape).affine(rows, *shape)).at(rows * context_tokens)
 
 
 def test_without_groups_units_alone_count():
@@ -97,3 +103,43 @@ def test_known_inside_what_was_measured():
     law = flash2(domain=Domain(ranges))
     assert law.basis_along_context(8, gqa(8)).basis(512) == Basis.INTERPOLATED
     assert law.basis_along_context(8, gqa(16)).basis(512) == Basis.EXTRAPOLATED
+
+
+CONTEXTS = (1, 128, 256, 1000, 4096, 16_384, 131_072, 2_000_000)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3, 4, 8])
+def test_splitting_all_heads_is_never_slower_and_changes_nothing_for_groups(kv_heads):
+    for rows in (1, 2, 12, 25, 27, 31, 40, 43, 44, 108, 173, 500):
+        for context in CONTEXTS:
+            assert split_at(rows, mha(kv_heads), context) <= at(rows, mha(kv_heads), context)
+            assert split_at(rows, gqa(kv_heads), context) == at(rows, gqa(kv_heads), context)
+
+
+def test_splitting_all_heads_reads_a_long_row_with_the_whole_gpu():
+    bytes_s = 131_072 * mha(4).kv_bytes_per_token / ALL
+    assert bytes_s < split_at(1, mha(4), 131_072) < 1.5 * bytes_s
+    assert split_at(1, mha(4), 131_072) == pytest.approx(split_at(1, gqa(4, 2), 131_072)), "as pairs of heads"
+    assert split_at(200, mha(4), 131_072) == at(200, mha(4), 131_072), "units that fill the GPU are not split"
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4, 8])
+@pytest.mark.parametrize("context_tokens", CONTEXTS)
+def test_more_rows_never_take_less_time_where_all_heads_are_split(kv_heads, context_tokens):
+    times = [split_at(rows, mha(kv_heads), context_tokens) for rows in range(1, 300)]
+    assert np.all(np.diff(times) >= -1e-15)
+
+
+def test_split_heads_that_were_measured_unsplit_are_extrapolated():
+    law = SplitUngrouped(
+        flash2(domain=Domain({"rows": (1, 64), "heads": (1, 64), "kv_heads": (1, 8), "context_tokens": (256, 1000)}))
+    )
+    known = [law.basis_along_context(rows, mha(8)).basis(512) for rows in (1, 21, 22, 60)]
+    assert known == [Basis.EXTRAPOLATED] * 2 + [Basis.INTERPOLATED] * 2
+
+
+def test_kernels_that_split_already_stay_as_they_are():
+    (streamed,) = analytic_curves(GpuSpec("some", 80 << 30, 3e14, 2e12), 2).decode
+    assert splitting_all_heads(streamed, mha(4)) is streamed
+    assert splitting_all_heads(flash2(), mha(4)) == SplitUngrouped(flash2())
+    assert splitting_all_heads(flash2(), gqa(4)) == flash2()
