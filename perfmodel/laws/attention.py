@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.basis import Along, Basis, Domain, basis_along
+from perfmodel.basis import Along, Domain, basis_along
 from perfmodel.laws.gemm import smooth_max
 
 Floats = NDArray[np.float64]
@@ -201,7 +201,7 @@ class PrefillLaw:
         """How a chunk of `tokens` is known, by the tokens before it."""
         along = basis_along(self.domain, "prefix_tokens", tokens=tokens, heads=shape.heads, kv_heads=shape.kv_heads)
         if self.domain and shape.head_dim != HEAD_DIM:
-            return replace(along, at_points=Basis.EXTRAPOLATED, inside=Basis.EXTRAPOLATED)
+            return along.extrapolated()
         return along
 
 
