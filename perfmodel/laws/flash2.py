@@ -131,10 +131,11 @@ class SplitUngrouped:
         _, base_s, s_per_token, pairs_s, pairs_s_per_token = self.measured.affine(rows, 2 * kv_heads, *sizes)
         all_split_tokens = (base_s - pairs_s) / (pairs_s_per_token - s_per_token)
         early_s_per_token = s_per_token + (base_s - early_s) / all_split_tokens
+        sooner = s_per_token < unsplit_s_per_token
         return (
             floor_s,
-            base_s,
-            np.minimum(s_per_token, unsplit_s_per_token),
+            np.where(sooner, base_s, early_s),
+            np.where(sooner, s_per_token, unsplit_s_per_token),
             early_s,
             np.minimum(early_s_per_token, unsplit_s_per_token),
         )

@@ -33,13 +33,14 @@ def make(model="llama2-7b", gpu="a100-80gb", tp=1, pp=1, engine="graphs", pack=N
 
 @st.composite
 def costs(draw):
-    """Any shipped pack, or none; MHA and GQA; a rank to a whole node; stages."""
+    """Any shipped pack, or none; MHA and GQA; a rank to a whole node; stages; MHA split along its KV or not (engine)."""
     gpu = draw(st.sampled_from(sorted(GPUS)))
     pack = draw(st.sampled_from([None, "analytic"]))
     model, tp = draw(
         st.sampled_from([("llama2-7b", 1), ("llama2-7b", 4), ("llama2-70b", 2), ("llama2-70b", 8), ("qwen2.5-0.5b", 1)])
     )
-    return make(model, gpu, tp, draw(st.sampled_from([1, 1, 2])), pack=pack)
+    engine = draw(st.sampled_from(["graphs", "eager-2023"]))
+    return make(model, gpu, tp, draw(st.sampled_from([1, 1, 2])), engine, pack)
 
 
 counts = st.integers(1, 3000)

@@ -130,6 +130,15 @@ def test_more_rows_never_take_less_time_where_all_heads_are_split(kv_heads, cont
     assert np.all(np.diff(times) >= -1e-15)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 4, 5, 8])
+def test_the_early_line_is_steeper_or_the_only_one_where_all_heads_are_split(kv_heads):
+    """Else a step of many iterations would look in vain for where one line passes the other."""
+    for rows in range(1, 300):
+        terms = DecodeTerms(*SplitUngrouped(flash2()).affine(rows, *mha(kv_heads)))
+        one_line = (terms.early_s, terms.early_s_per_token) == (terms.base_s, terms.s_per_token)
+        assert one_line or (terms.early_s_per_token > terms.s_per_token and terms.early_s < terms.base_s), rows
+
+
 def test_split_heads_that_were_measured_unsplit_are_extrapolated():
     law = SplitUngrouped(
         flash2(domain=Domain({"rows": (1, 64), "heads": (1, 64), "kv_heads": (1, 8), "context_tokens": (256, 1000)}))
