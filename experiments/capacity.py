@@ -12,7 +12,7 @@ from experiments.config import Config
 from experiments.plan import RunPlan, plan_run
 from experiments.points import mean
 from experiments.sweep import Recording, RunOne, Workers, parallel
-from experiments.sweepfile import Sweep, label
+from experiments.sweepfile import Sweep, choice_name, label
 from perfmodel.errors import InputError
 from perfmodel.metrics import as_arrays, beyond_slo, breakdown, summarise
 from perfmodel.records import RunResult
@@ -31,7 +31,7 @@ class CapacityPoint:
 
     @property
     def name(self) -> str:
-        return ", ".join(label(value) for value in self.axes.values()) or "the configuration"
+        return ", ".join(choice_name(axis, value) for axis, value in self.axes.items()) or "the configuration"
 
 
 @dataclass(frozen=True)

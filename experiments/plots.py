@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from experiments.plotstyle import BLUE, GREY, RED, log_scale, looks, new_figure, save, styled
@@ -54,16 +55,16 @@ def throughput_latency(points: Sequence[Point]) -> Figure:
                 draw_paired(row[3], line, points, styles[contender])
         finish_row(row, [p for p in points if p.scenario == scenario], scenario, loads)
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(contenders)))
+    handles.append(Line2D([], [], color=GREY, ls="--", marker="o", mfc="white"))
+    figure.legend(handles, [*labels, "p99 (filled: median)"], loc="outside lower center", ncols=4)
     return figure
 
 
 def draw_contender(row: Sequence[Axes], line: Sequence[Point], style: dict[str, Any], has_load: bool) -> None:
     """One contender's points, in order of the load, on the three panels."""
-    name = line[0].contender
     for axes, (_, median, p99, _) in zip(row, LATENCY_PANELS, strict=False):
-        draw_line(axes, line, "output_tok_per_s", median, style | {"label": f"{name}, median"})
-        draw_line(axes, line, "output_tok_per_s", p99, style | {"label": f"{name}, p99", "ls": "--", "mfc": "white"})
+        draw_line(axes, line, "output_tok_per_s", median, style | {"label": line[0].contender})
+        draw_line(axes, line, "output_tok_per_s", p99, style | {"ls": "--", "mfc": "white"})
     draw_line(row[2], line, "load" if has_load else "output_tok_per_s", "goodput_rps", style)
 
 
@@ -158,7 +159,7 @@ def draw_sums(axes: Axes, borrowed: Any, lent: Any, limits: tuple[float, float])
     axes.plot(borrowed.columns, borrowed.sum(), color=RED, label="borrowed")
     axes.plot(lent.columns, lent.sum(), color=BLUE, ls="--", label="lent")
     axes.set(title="All instances", xlabel="time, s", ylabel="KV blocks", xlim=limits, ylim=(0, None))
-    axes.legend(loc="upper left")
+    axes.legend()
 
 
 def draw_pairs(figure: Figure, axes: Axes, moves: Any, num_instances: int) -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from math import isfinite, nan, sqrt
 from typing import Any
 
-from experiments.sweepfile import label
+from experiments.sweepfile import choice_name, label
 from perfmodel.metrics import shares
 
 LOADS = ("workload.rate_rps", "workload.users")
@@ -47,7 +47,7 @@ class Point:
     @cached_property
     def contender(self) -> str:
         """Its name: the values of the contender axes, or the system where there is none."""
-        names = [value for _, value in self.key("contender")]
+        names = [choice_name(axis, value) for axis, value in self.axes.items() if kind_of(axis) == "contender"]
         return ", ".join(names) or self.manifests[0]["config"]["system"]
 
     @cached_property

@@ -6,6 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from experiments.points import BASES, Manifest, Point, mean, paired_difference, points_of, rival
+from experiments.sweepfile import label
 from perfmodel.metrics import BREAKDOWN
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def build_table(points: Sequence[Point], columns: Sequence[Column]) -> "Table":
         table.add_column(column.header, justify="right", no_wrap=True)
     contenders = [point.contender for point in points]
     for i, point in enumerate(points):
-        values = [str(point.axes[axis]) for axis in axes]
+        values = [label(point.axes[axis]) for axis in axes]
         ends_group = i + 1 < len(points) and contenders[i + 1] != contenders[i]
         cells = [paired_cell(point, points) if c.metric == PAIRED else cell(point, c) for c in columns]
         table.add_row(*values, *cells, end_section=ends_group)

@@ -214,3 +214,8 @@ def is_path(value: str) -> bool:
 def label(value: Any) -> str:
     """An axis value as text: in folder names, tables and summary.csv."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
+
+
+def choice_name(axis: str, value: Any) -> str:
+    """An axis value where it stands alone, in a legend or a sentence: a number or a boolean says of what."""
+    return f"{axis.rpartition('.')[2]} {label(value)}" if isinstance(value, int | float) else label(value)

@@ -37,8 +37,8 @@ def test_a_sweep_gets_png_and_svg_that_are_the_same_every_time(runs):
 def test_every_system_has_its_lines_and_the_limits_are_marked(runs):
     figure = throughput_latency(points_of(runs.manifests))
     ttft, tpot, goodput = figure.axes
-    labels = [line.get_label() for line in ttft.get_lines()]
-    assert labels[:4] == ["vllm-multi, median", "vllm-multi, p99", "vllm-single, median", "vllm-single, p99"]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["vllm-multi", "vllm-single", "p99 (filled: median)"]
     assert [line.get_ydata()[0] for line in (ttft.get_lines()[-1], tpot.get_lines()[-1])] == [10.0, 0.1]
     assert ttft.get_lines()[0].get_color() == SYSTEM_COLOURS["vllm-multi"]
     assert list(goodput.get_lines()[0].get_xdata()) == [1.0, 2.0]

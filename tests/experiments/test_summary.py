@@ -36,6 +36,12 @@ def duel(**changes):
     ]
 
 
+def printed(table) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
 def test_best_is_by_goodput_and_the_next_best_stands_at_its_own_best_load():
     best, why, trust = closing_lines(duel())
     assert best == (
@@ -87,9 +93,7 @@ def test_replicates_give_a_paired_interval():
     best, _, trust = closing_lines(runs)
     assert "(difference 1 ± 0.248, 95 %)" in best
     assert "3 seeds a point" in trust
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(table_of(runs, 200))
-    text = console.export_text()
+    text = printed(table_of(runs, 200))
     assert "goodput less" in text and "-1 ±0.248" in text
 
 
@@ -108,10 +112,8 @@ def test_failed_runs_are_left_out_and_all_failed_says_so():
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_keeps_its_main_columns_and_its_width(width):
     table = table_of(duel(), width)
-    console = Console(width=200, record=True, file=io.StringIO())
-    assert console.measure(table).maximum <= width
-    console.print(table)
-    text = console.export_text()
+    assert Console(width=200).measure(table).maximum <= width
+    text = printed(table)
     for header in ("system", "rate_rps", "tok/s", "goodput", "rejected"):
         assert header in text
     assert ("served" in text) == (width == 120)
@@ -139,6 +141,15 @@ def test_moves_are_shown_where_there_are_some():
 )
 def test_numbers_have_three_significant_digits(value, text):
     assert number(value) == text
+
+
+def test_a_number_or_a_boolean_says_of_what():
+    rows = [{"belief.scale.host": scale, "engine.splits_all_heads": True, "workload.rate_rps": 1} for scale in (0.5, 2)]
+    half, double = points_of([manifest(row) for row in rows])
+    assert half.contender == "host 0.5, splits_all_heads true"
+    assert double.contender == "host 2, splits_all_heads true"
+    text = printed(table_of([manifest(row) for row in rows], 200))
+    assert "true" in text and "True" not in text
 
 
 @pytest.mark.parametrize(
