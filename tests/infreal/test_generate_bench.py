@@ -10,21 +10,9 @@ import pytest
 import torch
 
 from infreal.model import Row, config_from_hf, make_batch, random_decoder
+from infreal.model.loading import SMOLLM2_SHAPE
 from infreal.model.weights import RandomWeights
 
-SMOLLM2_SHAPE = {
-    "model_type": "llama",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 100000.0,
-    "tie_word_embeddings": True,
-}
 PROMPT_TOKENS, NEW_TOKENS, BLOCK_TOKENS, ROUNDS = 512, 32, 16, 3
 CONFIG, SEED = config_from_hf(SMOLLM2_SHAPE, "SmolLM2's shape"), 0
 
