@@ -233,23 +233,27 @@ class GManager:
         """Who takes how much, in the order of positions, each up to its headroom; nothing where they have not enough together.
 
         Near instances first: a prompt in equal shares and turns, so that all of them compute at every time, the home taking
-        part with what it need not place elsewhere. Beyond them as few as can be: each one costs the slower link a query more.
+        part with what it need not place elsewhere, less its headroom, since the request will grow. Beyond them as few as can
+        be: each one costs the slower link a query more.
         """
         rooms = {
             i: max(0, known.load.free_blocks - known.load.headroom_blocks)
             for i, known in self.instances.items()
             if i != debtor
         }
-        wanted = min(need.num_blocks, sum(rooms.values())) if need.grows else need.num_blocks
-        if not 0 < wanted <= sum(rooms.values()):
+        room = sum(rooms.values())
+        wanted = min(need.num_blocks, room) if need.grows else need.num_blocks
+        if not 0 < wanted <= room:
             return ()
+        kept = min(self.instances[debtor].load.headroom_blocks, need.more_blocks, room - wanted)
         speed = {i: self.facts.link(debtor, i).bytes_per_s for i in rooms}
         near = {i: room for i, room in rooms.items() if speed[i] == max(speed.values())}
         if need.grows:
             shares = fill(near, wanted)
         else:
-            shares = share_evenly({**near, debtor: need.more_blocks}, wanted + need.more_blocks)
+            shares = share_evenly({**near, debtor: need.more_blocks - kept}, wanted + need.more_blocks)
             shares.pop(debtor, None)
+            wanted += kept
         far = fill({i: room for i, room in rooms.items() if i not in near}, wanted - sum(shares.values()))
         parts = [*deal(shares), *far.items()]
         return tuple((i, self.instances[i].incarnation, n) for i, n in parts)

@@ -176,6 +176,15 @@ def test_the_home_takes_part_with_what_it_need_not_place_elsewhere():
     assert order.parts == ((1, 1, 3), (2, 1, 3)), "9 blocks, 3 of them at home"
 
 
+def test_the_home_keeps_its_headroom_where_the_others_have_room():
+    for more, parts in ((4, ((1, 1, 6), (3, 1, 2))), (0, ((1, 1, 6),)), (9, ((1, 1, 6), (3, 1, 2)))):
+        talk = Talk(4)
+        for instance, free in ((1, 6), (2, 0), (3, 2)):
+            talk.beat(instance, free)
+        ((_, order),) = orders(talk.beat(0, free=more, headroom=2, needs=[(7, 6, 1, False, more)]))
+        assert order.parts == parts
+
+
 def test_large_shares_are_handed_out_in_turns():
     ((_, order),) = orders(needy((7, 100, 1), frees=(0, 60, 60))[1])
     turns = [(creditor, count) for creditor, _, count in order.parts]
