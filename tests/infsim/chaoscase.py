@@ -12,9 +12,10 @@ from perfmodel.view import Move, SchedulerParams
 
 INSTANCES = 3
 NEVER = float("inf")
-SPAN_S, SLOW_SPAN_S = 12.0, 300.0  # in which faults strike; slow: where iterations are ten times longer than a lease
+SPAN_S, SLOW_SPAN_S = 12.0, 700.0  # in which faults strike; slow: where iterations are ten times longer than a lease
 FAR_BYTES_PER_S = 1e9  # between nodes: a whole instance is copied in a second
 QUIET = ChaosParams()
+UNHURRIED, VERY_SLOW = {"non_attention": 30.0}, {"non_attention": 2600.0}  # iterations of 0.3 s, of 25 s and more
 AFTERMATH_S, SLOW_AFTERMATH_S = 5.0, 30.0  # how long a kill, an accusation or an abort counts as present
 MOSTLY = ("take back", "take back", "take back", "ask back", "preempt")  # what nudges do: chaosrun.NUDGES
 FAULTS = ("none", "delay", "reorder", "duplicate", "loss", "drift", "slow", "kill", "gmanager", "accuse", "abort")
@@ -43,7 +44,7 @@ class Restless:
 class Seldom(Restless):
     """So seldom that there is something left to move in the midst of a long iteration."""
 
-    often = 0.03
+    often = 0.1
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Case:
 
     @property
     def slow(self):
-        return "scale" in self.options
+        return self.options.get("scale") == VERY_SLOW
 
     @property
     def lossless(self):
@@ -98,7 +99,7 @@ class Case:
 @dataclass(frozen=True)
 class Load:
     """weight: how often it is drawn; span_s: when faults strike; loss, delay_s: of messages, at most; farther_bytes_per_s: between
-    nodes, so that a copy takes longer than a lease."""
+    nodes, so that a copy takes longer than a lease; period_s: between heartbeats, and between plans."""
 
     weight: int
     num_requests: int
@@ -108,11 +109,12 @@ class Load:
     loss: tuple
     delay_s: float
     farther_bytes_per_s: float
+    period_s: float = 0.5
     options: dict = field(default_factory=dict)
 
 
 LIGHT = Load(
-    weight=50,
+    weight=34,
     num_requests=24,
     input_tokens=(50, 700),
     longest_output=150,
@@ -121,34 +123,40 @@ LIGHT = Load(
     delay_s=0.5,
     farther_bytes_per_s=1e8,
 )
-CROWDED = replace(LIGHT, weight=36, longest_output=500)
+CROWDED = replace(LIGHT, weight=26, longest_output=500)
+STEADY = replace(  # most messages arrive within an iteration
+    LIGHT,
+    weight=20,
+    longest_output=60,
+    options={"token_budget": 256, "scale": UNHURRIED},
+)
 SLOW = Load(  # so few messages are late or lost that some loans live for many iterations
-    weight=14,
-    num_requests=8,
+    weight=20,
+    num_requests=10,
     input_tokens=(200, 500),
     longest_output=8,
     span_s=SLOW_SPAN_S,
-    loss=(0.0, 0.02, 0.05),
-    delay_s=0.02,
-    farther_bytes_per_s=8e6,
-    options={"token_budget": 1024, "scale": {"non_attention": 2600.0}},  # iterations of 25 s and more
+    loss=(0.0, 0.05, 0.1),
+    delay_s=1.0,
+    farther_bytes_per_s=4e6,
+    period_s=2.0,
+    options={"token_budget": 1024, "scale": VERY_SLOW, "placement": Seldom},
 )
-LOADS = (LIGHT, CROWDED, SLOW)
+LOADS = (LIGHT, CROWDED, STEADY, SLOW)
 
 
 def draw_kills(draw, span_s):
-    """One machine or two at different times, most of them to return."""
-    kills, victims = [], [GMANAGER] * 4 + [*range(INSTANCES)]
-    for probability in (0.6, 0.4):
-        if draw.random() < probability:
-            victim = draw.choice(victims)
-            victims = [other for other in victims if other != victim]
-            at_s = draw.uniform(0.2, span_s)
-            forever = victim >= 0 and draw.random() < 0.15
-            away_s = NEVER if forever else draw.uniform(0.5, 3.0 if victim == GMANAGER else 20.0)
-            kills.append((at_s, victim, at_s + away_s))
-            if forever:
-                break
+    """The gManager up to twice, always to return; an instance or two, of which one may stay away."""
+    kills = []
+    for begin_s in (0.2, span_s / 2):
+        if draw.random() < 0.4:
+            at_s = draw.uniform(begin_s, begin_s + span_s / 3)
+            kills.append((at_s, GMANAGER, at_s + draw.uniform(0.04, 0.15) * span_s))
+    victims = draw.sample(range(INSTANCES), draw.choice([0, 0, 0, 1, 1, 2]))
+    for i, victim in enumerate(victims):
+        at_s = draw.uniform(0.2, span_s)
+        forever = i == 0 and draw.random() < 0.15
+        kills.append((at_s, victim, NEVER if forever else at_s + draw.uniform(0.5, 20.0)))
     return tuple(kills)
 
 
@@ -165,7 +173,7 @@ def draw_chaos(draw, load):
         duplicate=draw.choice([0.0, 0.2]),
         loss=draw.choice(load.loss),
         kill=draw_kills(draw, load.span_s),
-        accuse=draw_accusations(draw, load.span_s) if draw.random() < 0.35 else (),
+        accuse=draw_accusations(draw, load.span_s) if draw.random() < 0.45 else (),
         detect_s=draw.choice([0.05, 1.0, 5.0]),
         drift_frac=draw.choice([0.0, CLOCK_DRIFT]),
     )
@@ -188,23 +196,28 @@ def draw_patience(draw, count, span_s):
     return tuple(draw.expovariate(2 / span_s) if draw.random() < 0.4 else NEVER for _ in range(count))
 
 
-def draw_nudges(draw, span_s):
-    """Creditors that want memory back, debtors that take it back and a gManager that preempts, at any time."""
-    if draw.random() < 0.4:
+def draw_nudges(draw, chaos, span_s):
+    """Creditors that want memory back, debtors that take it back and a gManager that preempts, at any time and after losses."""
+    if draw.random() < 0.25:
         return ()
     return tuple(
-        (draw.uniform(0.5, span_s), draw.choice(MOSTLY), draw.randrange(INSTANCES), draw.randint(1, 60))
-        for _ in range(80)
+        (draw_moment(draw, chaos, span_s), draw.choice(MOSTLY), draw.randrange(INSTANCES), draw.randint(1, 60))
+        for _ in range(120)
     )
+
+
+def draw_moment(draw, chaos, span_s):
+    losses_s = [at_s for at_s, *_ in (*chaos.kill, *chaos.accuse)]
+    return draw.choice([draw.uniform(0.5, span_s), *(at_s + draw.uniform(0, span_s / 3) for at_s in losses_s)])
 
 
 def draw_scheduler(draw, load):
     return SchedulerParams(
         lease_s=2.5,
         renew_s=0.4,
-        order_ttl_s=draw.choice([0.5, 3.0]),
-        period_s=0.5,
-        heartbeat_s=0.5,
+        order_ttl_s=load.period_s * draw.choice([1, 6]),
+        period_s=load.period_s,
+        heartbeat_s=load.period_s,
         lent_cap_frac=draw.choice([0.2, 0.5, 0.9]),
         move_tokens_per_iteration=0 if load.options else draw.choice([16, 0]),
     )
@@ -237,7 +250,7 @@ def chaos_case(seed):
         requests,
         rate_rps=draw.choice([1.0, 4.0, 20.0]),
         patience_s=draw_patience(draw, len(requests), load.span_s),
-        nudges=draw_nudges(draw, load.span_s),
+        nudges=draw_nudges(draw, chaos, load.span_s),
         far_bytes_per_s=draw.choice([FAR_BYTES_PER_S, load.farther_bytes_per_s, load.farther_bytes_per_s]),
         options=draw_options(draw, load),
     )

@@ -13,7 +13,18 @@ from infsim.driver import Simulation
 from perfmodel import debtor
 from perfmodel.errors import RunError
 from perfmodel.loan import Cause, State
-from perfmodel.messages import DISPATCHER, GMANAGER, MessageReceived, PeerLost, Preempt, TimerFired
+from perfmodel.messages import (
+    DISPATCHER,
+    GMANAGER,
+    MessageReceived,
+    MoveKvCache,
+    PeerLost,
+    Preempt,
+    RecordMove,
+    Send,
+    TimerFired,
+    machine_name,
+)
 
 CALM_SPANS = 5  # spans after which messages arrive once and in time
 END_SPANS = 80  # spans after which a run counts as endless
@@ -30,26 +41,39 @@ def ask_back(sim, manager, number):
 
 
 def take_back(sim, manager, number):
-    """A debtor takes one of its loans back. Every other time its request is preempted meanwhile; then fate strikes once more."""
+    """A debtor takes one of its loans back: now, or every other time just before its step ends."""
     held = [loan for loan in manager.borrower.debtor.loans.values() if loan.state == State.HELD and not loan.fetch]
-    loan = held[number % len(held)] if held else None
-    if loan is None or not manager.borrower.move_back(loan):
-        return False
-    sim._deliver(manager.instance, TimerFired())
-    if number % 2:
-        order_preemption(sim, manager, loan.req_id)
-    strike(sim, manager, loan, number, patience=20)
-    return True
+    if held:
+        executor, loan = sim.executors[manager.instance], held[number % len(held)]
+        wait_s = 0.95 * max(0.0, executor.end_s - sim.env.now) if number % 2 and executor.step else 0.0
+        sim._at(sim.env.now + wait_s, Kind.SAMPLE, DISPATCHER, partial(fetch, sim, manager, loan, number))
+    return bool(held)
 
 
-def strike(sim, manager, loan, number, patience):
-    """As soon as the loan is closing: its creditor asks for a block of it, is said to be lost, or its request starts again."""
-    if loan.id not in manager.borrower.debtor.loans or manager.instance in sim.dead or not patience:
+def fetch(sim, manager, loan, number):
+    """The fetch that outlives a step meets a request that has been preempted; as soon as the loan is closing, fate strikes once
+    more."""
+    if not is_there(sim, manager, loan):
         return
-    if loan.state != State.CLOSING:
-        again = partial(strike, sim, manager, loan, number, patience - 1)
-        sim._at(sim.env.now + sim.published.iteration_s(manager.instance) / 2, Kind.SAMPLE, DISPATCHER, again)
-    elif number % 3 == 0:
+    sim._settle(manager.instance)
+    if manager.borrower.move_back(loan):
+        sim.fates[loan.id] = partial(strike, sim, manager, loan, number)
+        sim._deliver(manager.instance, TimerFired())
+        if number % 2:
+            order_preemption(sim, manager, loan.req_id)
+
+
+def is_there(sim, manager, loan):
+    lives = manager.instance not in sim.dead and sim.machines.rmanagers[manager.instance] is manager
+    return lives and loan.id in manager.borrower.debtor.loans
+
+
+def strike(sim, manager, loan, number):
+    """A loan is closing, and a step or a fetch still uses it: its creditor asks for a block of it, is said to be lost, or its
+    request starts again."""
+    if not is_there(sim, manager, loan):
+        return
+    if number % 3 == 0:
         shorten(sim, loan)
     elif number % 3 == 1 and (sim.chaos.params.accuse or sim.chaos.params.kill):
         sim._deliver(manager.instance, PeerLost(loan.id.creditor))
@@ -92,6 +116,45 @@ def nudge(sim, what, instance, number):
                 return
 
 
+# ---- what has happened -------------------------------------------------------------------------------------------------------
+HAPPENINGS = (
+    "capacity committed",  # part of a prompt, or of a row that could not grow, is elsewhere
+    "capacity refused",
+    "growth ordered",
+    "preemption ordered",  # of the youngest, for an older request that cannot go on
+    "reclaim committed",
+    "back committed",
+    "gmanager killed with a grant outstanding",
+)
+
+
+class Happenings:
+    """Observer that counts them."""
+
+    def __init__(self, sim, counts):
+        self.sim, self.counts = sim, counts
+
+    def event(self, t_s, machine, event):
+        order = event.message if isinstance(event, MessageReceived) else None
+        if isinstance(order, MoveKvCache) and order.req_id in self.sim.machines[machine].borrower.suspended:
+            self.counts["growth ordered"] += 1
+
+    def command(self, t_s, machine, command):
+        match command:
+            case RecordMove(kind=kind, outcome=outcome):
+                self.counts[f"{kind} {outcome}"] += 1
+            case Send(message=Preempt()):
+                self.counts["preemption ordered"] += 1
+
+    def note(self, t_s, what, **values):
+        killed = what == "kill" and values["who"] == machine_name(GMANAGER)
+        if killed and self.sim.machines.gmanager._granting is not None:
+            self.counts["gmanager killed with a grant outstanding"] += 1
+
+    def span(self, *_):
+        pass
+
+
 # ---- runs --------------------------------------------------------------------------------------------------------------------
 def simulation(case, cluster, workload):
     spec = cluster(num_instances=INSTANCES, scheduler=case.scheduler, chaos=case.chaos, seed=case.seed, **case.options)
@@ -100,6 +163,7 @@ def simulation(case, cluster, workload):
     if case.patience_s:
         load = replace(load, patience_s=np.array(case.patience_s))
     sim = Simulation(replace(spec, instance=far), load, check=True)
+    sim.fates = {}  # loan → what strikes it when it is closing
     for at_s, *what in case.nudges:
         sim._at(at_s, Kind.SAMPLE, DISPATCHER, partial(nudge, sim, *what))
     span_s = SLOW_SPAN_S if case.slow else SPAN_S
@@ -120,10 +184,12 @@ def give_up():
 def run_case(case, cluster, workload, counts=None):
     """Run it, with every invariant after every event, data followed, and the end checked. Failures name the seed.
 
-    counts: takes "state cause fault" of every transition and every class of fault that was present.
+    counts: takes "state cause fault" of every transition and every class of fault that was present, and what has happened.
     """
-    transition = debtor.transition
+    transition, settle = debtor.transition, debtor.Debtor.settle
     sim = simulation(case, cluster, workload)
+    if counts is not None:
+        sim.journal.observer = Happenings(sim, counts)
 
     def watched(before, cause, after):
         transition(before, cause, after)
@@ -131,8 +197,15 @@ def run_case(case, cluster, workload, counts=None):
         if counts is not None:
             counts.update(f"{before} {cause} {fault}" for fault in case.faults(sim.env.now, sim.workload))
 
+    def settled(self, in_use):
+        settle(self, in_use)
+        for loan in self.loans.values():
+            if loan.state == State.CLOSING and loan.id in sim.fates:
+                sim._at(sim.env.now, Kind.SAMPLE, DISPATCHER, sim.fates.pop(loan.id))
+
+    watches = patch.object(debtor, "transition", watched), patch.object(debtor.Debtor, "settle", settled)
     try:
-        with shadow() as watch, patch.object(debtor, "transition", watched):
+        with shadow() as watch, watches[0], watches[1]:
             result = sim.run()
         check_end(case, sim, result)
         if case.lossless:

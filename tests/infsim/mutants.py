@@ -1,5 +1,7 @@
 """Mutants of the loan protocol: each breaks one rule by replacing one function. No switch in the core knows of them."""
 
+from unittest.mock import patch
+
 from perfmodel import cluster
 from perfmodel.borrower import Borrower
 from perfmodel.cluster import Machines
@@ -49,6 +51,14 @@ def no_pin_on_receive(original):
 def commit_before_stored(original):
     """What is listed counts as stored."""
     return lambda self, loan, stored, keep: original(self, loan, loan.num_blocks, keep)
+
+
+def headroom_lent(original):
+    def room(self, capacity):
+        with patch.object(self, "headroom_blocks", 0):
+            return original(self, capacity)
+
+    return room
 
 
 def debtor_never_renews(original):
@@ -116,6 +126,8 @@ MUTANTS = {
     "old loan re-created": (Creditor, "_may_create", lambda original: lambda self, loan, before: True),
     "no renewal by the creditor": (Creditor, "_renew", lambda original: lambda self, loan, now_s: None),
     "no renewal by the debtor": (Debtor, "expire", debtor_never_renews),
+    "headroom lent": (Creditor, "room", headroom_lent),
+    "no lent cap": (Creditor, "room", lambda original: lambda self, capacity: original(self, True)),
     "no lease": (Creditor, "expire", no_lease),
     "same incarnation after restart": (Machines, "restart", same_incarnation),
     "half-granted capacity": (Borrower, "_lost", half_granted),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from random import Random
 
-from chaoscase import INSTANCES, MOSTLY, QUIET, Case, Restless
+from chaoscase import INSTANCES, MOSTLY, QUIET, VERY_SLOW, Case, Restless, Seldom
 
 from perfmodel.cluster import ChaosParams
 from perfmodel.policies.placement import NoPlacement
@@ -14,13 +14,7 @@ TIMERS = SchedulerParams(
 )
 NEAR = {"num_blocks": 100, "placement": Restless, "headroom_frac": 0.0}
 UNHURRIED = replace(TIMERS, period_s=2.0, heartbeat_s=2.0)
-SLOW = {**NEAR, "token_budget": 1024, "scale": {"non_attention": 2600.0}}
-
-
-class Slowly(Restless):
-    """So seldom that there is something left to move in the midst of a long iteration."""
-
-    often = 0.1
+SLOW = {**NEAR, "token_budget": 1024, "scale": VERY_SLOW}
 
 
 def requests_of(seed, count, inputs, outputs):
@@ -60,14 +54,14 @@ def crossing(seed):
     nudges = tuple(
         (draw.uniform(150, 350), draw.choice(MOSTLY), draw.randrange(INSTANCES), draw.randint(1, 60)) for _ in range(80)
     )
-    chaos, options = ChaosParams(accuse=accuse, detect_s=0.5), {**SLOW, "placement": Slowly}
+    chaos, options = ChaosParams(accuse=accuse, detect_s=0.5), {**SLOW, "placement": Seldom}
     return Case(seed, chaos, UNHURRIED, requests, rate_rps=20.0, nudges=nudges, options=options)
 
 
 def long_iterations(seed):
     """Iterations ten times longer than a lease, and no faults: leases are kept by managers, not by iterations."""
     return Case(
-        seed, QUIET, TIMERS, requests_of(seed, 6, (300, 500), (8, 10)), 20.0, options={**SLOW, "placement": Slowly}
+        seed, QUIET, TIMERS, requests_of(seed, 6, (300, 500), (8, 10)), 20.0, options={**SLOW, "placement": Seldom}
     )
 
 
@@ -86,6 +80,13 @@ def prompts(seed):
     chaos = ChaosParams(delay_s=0.05, loss=0.1)
     options = {**NEAR, "placement": NoPlacement}
     return Case(seed, chaos, TIMERS, long + requests_of(seed, 6, (100, 900), (1, 50)), 20.0, options=options)
+
+
+def tight(seed):
+    """Little may be lent: prompts up to a large headroom, moves up to a small cap."""
+    timers = replace(TIMERS, lent_cap_frac=0.2)
+    requests = requests_of(seed, 3, (1700, 2200), (1, 50)) + requests_of(seed, 12, (100, 500), (100, 300))
+    return Case(seed, QUIET, timers, requests, options={**NEAR, "headroom_frac": 0.1})
 
 
 def orphans(seed):

@@ -7,7 +7,8 @@ reader, written twice, served for another request, or never filled.
 
 Checked at each completed iteration: every row has used each of its KV blocks exactly once, with the right contents, and what it
 read elsewhere was being served to it. Checked after every event: a loan that was gone at its creditor never comes back, and none
-shrinks below what a running iteration reads (the fence); no order is carried out on news that is older than its time to live.
+shrinks below what a running iteration reads (the fence); what is newly lent leaves the headroom and keeps to the cap; no order is
+carried out on news that is older than its time to live.
 """
 
 from contextlib import contextmanager
@@ -91,7 +92,7 @@ class Shadow:
                 self._steps.pop(manager)
         elif isinstance(event, ReadEnded):
             self._serving.pop((manager, event.reader, event.read), None)
-        self._check_loans(manager)
+        self._check_loans(manager, commands)
         self._check_fence(manager, event)
         self._check_order(manager, event, now_s)
         for command in commands:
@@ -206,12 +207,23 @@ class Shadow:
             self._memory[manager][into] = held if intact else TORN
 
     # ---- loans -----------------------------------------------------------------------------------------------------------
-    def _check_loans(self, manager):
+    def _check_loans(self, manager, commands):
         held, ever = self._loans[manager]
         now = set(manager.creditor.loans)
         again = (now - held) & ever
         assert not again, f"instance {manager.instance} lends {again} once more, after it was gone"
         self._loans[manager] = (now, ever | now)
+        if now - held:
+            self._check_room(manager, [manager.creditor.loans[loan] for loan in now - held], commands)
+
+    def _check_room(self, manager, new, commands):
+        """What is lent leaves the headroom, which only requests of the instance itself may take; the throughput path has a cap."""
+        pool, creditor = manager.pool, manager.creditor
+        if not any(isinstance(command, StartIterations) for command in commands):
+            assert pool.free >= creditor.headroom_blocks, f"instance {manager.instance} lends its headroom: {new}"
+        cap = int(creditor.params.lent_cap_frac * pool.total)
+        if not all(loan.capacity for loan in new):
+            assert pool.lent + pool.reserved <= cap, f"instance {manager.instance} lends more than {cap} blocks: {new}"
 
     def _check_fence(self, manager, event):
         """A loan may be gone by the end of its creditor or its lease, but neither shrinks nor goes because its tail is back."""

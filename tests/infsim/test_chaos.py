@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from chaoscase import FAULTS, chaos_case
-from chaosrun import run_case
+from chaosrun import HAPPENINGS, run_case
 
 from perfmodel.loan import TRANSITIONS, Cause, State
 
@@ -27,7 +27,7 @@ UNREACHABLE = {  # (state, cause, class of fault or "any"): why
 
 
 def run_seeds(seeds, cluster, workload):
-    """How often each transition has happened in the presence of each class of fault, as {"state cause fault": count}."""
+    """How often each transition has met each class of fault, as {"state cause fault": count}, and what else has happened."""
     counts = Counter()
     for seed in seeds:
         run_case(chaos_case(seed), cluster, workload, counts)
@@ -35,11 +35,12 @@ def run_seeds(seeds, cluster, workload):
 
 
 def table(counts):
-    """The coverage table as text: one line a transition, one column a class of fault."""
+    """The coverage table as text: one line a transition, one column a class of fault; and what else has happened."""
     lines = [f"{'state':<9}{'cause':<9}" + "".join(f"{fault:>10}" for fault in FAULTS)]
     for state, cause in TRANSITIONS:
         numbers = "".join(f"{counts[f'{state} {cause} {fault}']:>10}" for fault in FAULTS)
         lines.append(f"{state:<9}{cause:<9}{numbers}")
+    lines += [f"{name}: {counts[name]}" for name in HAPPENINGS]
     lines += [f"unreachable: {state} {cause} ({fault}): {why}" for (state, cause, fault), why in UNREACHABLE.items()]
     return "\n".join(lines)
 
@@ -62,10 +63,10 @@ def is_reachable(state, cause, fault):
 
 
 def lacking(counts, at_least, faults):
-    """Reachable pairs of a transition and a class of fault that were hit too rarely."""
+    """Reachable pairs of a transition and a class of fault, and other happenings, that were hit too rarely."""
     pairs = [(state, cause, fault) for state, cause in TRANSITIONS for fault in faults]
     names = [f"{state} {cause} {fault}" for state, cause, fault in pairs if is_reachable(state, cause, fault)]
-    return {name: counts[name] for name in names if counts[name] < at_least}
+    return {name: counts[name] for name in (*names, *HAPPENINGS) if counts[name] < at_least}
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
@@ -76,7 +77,7 @@ def test_chaos(cluster, workload, tmp_path_factory, block):
     total = sum_of_blocks("chaos", block, counts, tmp_path_factory)
     if total is not None:
         print(table(total))
-        whatever = Counter()
+        whatever = Counter(total)
         for name, count in total.items():
             whatever[name.rpartition(" ")[0] + " whatever"] += count
         assert not lacking(whatever, 1, ["whatever"])

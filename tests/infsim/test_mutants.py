@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 from chaosrun import run_case
 from mutants import MUTANTS
-from scenarios import crossing, cut_short, far, late, orphans, prompts, quiet, restarts
+from scenarios import crossing, cut_short, far, late, orphans, prompts, quiet, restarts, tight
 
 from perfmodel.blocks import BlockPool
 from perfmodel.creditor import Creditor
@@ -24,13 +24,15 @@ CAUGHT_BY = {  # the family of cases that catches it, and within how many seeds
     "old loan re-created": (late, 150),
     "no renewal by the creditor": (quiet, 8),
     "no renewal by the debtor": (quiet, 8),
+    "headroom lent": (tight, 8),
+    "no lent cap": (tight, 8),
     "no lease": (orphans, 8),
     "same incarnation after restart": (restarts, 16),
     "half-granted capacity": (prompts, 40),
     "no order expiry at the gManager": (prompts, 8),
     "no order expiry at the debtor": (late, 40),
 }
-FAMILIES = (crossing, cut_short, far, late, orphans, prompts, quiet, restarts)
+FAMILIES = (crossing, cut_short, far, late, orphans, prompts, quiet, restarts, tight)
 
 
 def read_beyond_what_is_stored():
