@@ -51,8 +51,7 @@ def take_back(sim, manager, number):
 
 
 def fetch(sim, manager, loan, number):
-    """The fetch that outlives a step meets a request that has been preempted; as soon as the loan is closing, fate strikes once
-    more."""
+    """Begin, and where the step ends sooner preempt its request; as soon as the loan is closing, fate strikes once more."""
     if not is_there(sim, manager, loan):
         return
     sim._settle(manager.instance)
@@ -64,6 +63,7 @@ def fetch(sim, manager, loan, number):
 
 
 def is_there(sim, manager, loan):
+    """The debtor lives, and has the loan."""
     lives = manager.instance not in sim.dead and sim.machines.rmanagers[manager.instance] is manager
     return lives and loan.id in manager.borrower.debtor.loans
 
@@ -157,6 +157,7 @@ class Happenings:
 
 # ---- runs --------------------------------------------------------------------------------------------------------------------
 def simulation(case, cluster, workload):
+    """The run of a case, about to begin."""
     spec = cluster(num_instances=INSTANCES, scheduler=case.scheduler, chaos=case.chaos, seed=case.seed, **case.options)
     far = replace(spec.instance, inter_link=replace(spec.instance.inter_link, bytes_per_s=case.far_bytes_per_s))
     load = workload(case.requests, rate_rps=case.rate_rps, seed=case.seed)
@@ -184,7 +185,8 @@ def give_up():
 def run_case(case, cluster, workload, counts=None):
     """Run it, with every invariant after every event, data followed, and the end checked. Failures name the seed.
 
-    counts: takes "state cause fault" of every transition and every class of fault that was present, and what has happened.
+    counts: takes "state cause fault" of every transition and every class of fault that was present, and what has happened. Loans
+    that nudges have taken back are struck once more while they are closing.
     """
     transition, settle = debtor.transition, debtor.Debtor.settle
     sim = simulation(case, cluster, workload)
@@ -203,9 +205,12 @@ def run_case(case, cluster, workload, counts=None):
             if loan.state == State.CLOSING and loan.id in sim.fates:
                 sim._at(sim.env.now, Kind.SAMPLE, DISPATCHER, sim.fates.pop(loan.id))
 
-    watches = patch.object(debtor, "transition", watched), patch.object(debtor.Debtor, "settle", settled)
     try:
-        with shadow() as watch, watches[0], watches[1]:
+        with (
+            shadow() as watch,
+            patch.object(debtor, "transition", watched),
+            patch.object(debtor.Debtor, "settle", settled),
+        ):
             result = sim.run()
         check_end(case, sim, result)
         if case.lossless:
