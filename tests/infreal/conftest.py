@@ -27,3 +27,15 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """(tokenizer, decoder) of SmolLM2-135M; skips where its package is not installed."""
+    from infreal.model import ModelError, load_decoder, open_checkpoint
+
+    try:
+        checkpoint = open_checkpoint("smollm2")
+    except ModelError as error:
+        pytest.skip(str(error))
+    return checkpoint.tokenizer(), load_decoder(checkpoint, torch.float32)

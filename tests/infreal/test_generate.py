@@ -12,7 +12,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from infreal import generate as generate_module
 from infreal.generate import GenerateOptions, generate, generate_ids, main, picker, stream_text
 from infreal.model import ModelError, config_from_hf, load_decoder, open_checkpoint, random_decoder
-from infreal.model.loading import smollm2_file
 from infreal.model.tokenizer import byte_characters
 from infreal.model.weights import RandomWeights
 from perfmodel.errors import InputError
@@ -143,16 +142,6 @@ def test_triton_without_a_gpu_is_refused(model_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(InputError, match="--backend triton: no CUDA device here"):
         generate(str(model_path), "hello", replace(OPTIONS, backend="triton"))
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    try:
-        smollm2_file()
-    except ModelError as error:
-        pytest.skip(str(error))
-    checkpoint = open_checkpoint("smollm2")
-    return checkpoint.tokenizer(), load_decoder(checkpoint, torch.float32)
 
 
 @pytest.mark.slow

@@ -2,36 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 from pool_tools import Checked, Restless, cluster, workload
 
 from experiments.catalogue import load_model
 from infreal import demo
-from infreal.model import ModelError, load_decoder, open_checkpoint
-from infreal.model.loading import smollm2_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
-CAPITALS = {
-    "Italy": "Rome",
-    "Spain": "Madrid",
-    "Austria": "Vienna",
-    "Greece": "Athens",
-    "Japan": "Tokyo",
-    "Egypt": "Cairo",
-}
-PROMPT = (
-    "".join(f"The capital of {country} is {city}. " for country, city in CAPITALS.items()) + "The capital of France is"
-)
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    try:
-        smollm2_file()
-    except ModelError as error:
-        pytest.skip(str(error))
-    checkpoint = open_checkpoint("smollm2")
-    return checkpoint.tokenizer(), load_decoder(checkpoint, torch.float32)
 
 
 def run_of(spec, decoder, prompts, num_new):
@@ -45,7 +21,7 @@ def pool_of(num_instances, num_blocks, **changes):
 @pytest.mark.parametrize("num_instances", [1, 2, 3, 4])
 def test_a_prompt_over_several_instances_gives_the_text_of_one(smollm2, num_instances):
     tokenizer, decoder = smollm2
-    ids = tokenizer.encode(PROMPT)
+    ids = tokenizer.encode(demo.PROMPT)
     num_blocks = -(-(len(ids) + 24) // (4 * num_instances)) + 2
     run = run_of(pool_of(num_instances, num_blocks, token_budget=32), decoder, [ids], 20).finish()
     run.assert_exact()
@@ -55,7 +31,7 @@ def test_a_prompt_over_several_instances_gives_the_text_of_one(smollm2, num_inst
 
 def test_moves_preemption_and_blocks_asked_back(smollm2):
     tokenizer, decoder = smollm2
-    ids = tokenizer.encode(PROMPT)
+    ids = tokenizer.encode(demo.PROMPT)
     draw = np.random.default_rng(0)
     prompts = [ids, *(draw.integers(49152, size=n).tolist() for n in (20, 45, 33))]
     run = run_of(pool_of(3, 30, placement=Restless), decoder, prompts, 24)
