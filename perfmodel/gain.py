@@ -212,15 +212,20 @@ class Pricer:
         layers, engine = self._cost.instance.model.num_layers, self._cost.instance.engine
         self._peer_launch_s = layers * engine.exchange_s_per_layer_per_peer * self._cost.scale["host"]
         self._residuals = {i: layers * residual_s(self._cost, self._longest_s(load)) for i, load in loads.items()}
+        self.least_residual_s = min(self._residuals.values(), default=0.0)
 
     def spare_s(self, debtor: int) -> float:
         """What may go by before a creditor begins with a first block, so that the debtor need not wait for it; all layers.
 
-        A creditor whose `exchange_s` is longer can hide nothing: a quick look, before a pair is priced.
+        A creditor whose `exchange_s` is longer can hide nothing (`can_hide`): a quick look, before a pair is priced.
         """
         load, block_tokens = self._loads[debtor], self._view.block_tokens
         local_s = self._cost.decode_attention_s(load.batch, max(0, load.context_tokens - block_tokens))
         return local_s - self._cost.micro_attention_s(1, block_tokens)
+
+    def can_hide(self, debtor: int, creditor: int, spare_s: float) -> bool:
+        """Whether a first block's exchange takes no longer than `spare_s`: what the creditor runs is looked at first."""
+        return self._residuals[creditor] <= spare_s and self.exchange_s(debtor, creditor) <= spare_s
 
     def exchange_s(self, debtor: int, creditor: int, rows: int = 1) -> float:
         """What a debtor waits for besides MA, all layers. An idle creditor keeps no query waiting."""

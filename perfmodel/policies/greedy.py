@@ -53,10 +53,10 @@ def lend(debtor: int, queue: Queue, draft: Draft, pricer: Pricer, threshold: flo
     assert request is not None, "debtors have blocks to move, and nobody else moves them"
     left, position, spare_s = min(request.movable_blocks, draft.pace_blocks(debtor)), 0, pricer.spare_s(debtor)
     asked = {debtor}
-    while left and position < len(queue):
+    while left and position < len(queue) and spare_s >= pricer.least_residual_s:
         creditor = queue[position][1]
         position += 1
-        if creditor in asked or pricer.exchange_s(debtor, creditor) > spare_s:
+        if creditor in asked or not pricer.can_hide(debtor, creditor, spare_s):
             continue
         asked.add(creditor)
         reads = pricer.reads(debtor, creditor)
