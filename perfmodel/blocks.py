@@ -1,22 +1,20 @@
-"""BlockPool: who owns each KV block of one instance.
+"""BlockPool: the KV blocks of one instance.
 
-Owns the free list and the state of every block id. Knows nothing of requests: it hands out ids and takes them back.
-After every event: free + local + reserved + lent + draining = total (design: one owner a block).
+Owns the free list, the pins, and how many blocks are in each state. Knows nothing of requests: it hands out ids and takes them
+back, and whoever holds them says as what. After every event: free + local + reserved + lent + draining = total (design: one
+owner a block).
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
+from enum import Enum
 
 
-class Owner(IntEnum):
-    """State of a block."""
+class Owner(Enum):
+    """As what blocks are held."""
 
-    FREE = 0
-    LOCAL = 1  # of a request that lives here
-    RESERVED = 2  # promised to a debtor, its data is not here yet
-    LENT = 3  # holds a debtor's data
-    DRAINING = 4  # its owner is gone, but an iteration or a transfer still uses it
+    LOCAL = "local"  # of a request that lives here
+    RESERVED = "reserved"  # promised to a debtor, its data is not here yet
+    LENT = "lent"  # holds a debtor's data
 
 
 class BlockPool:
@@ -25,11 +23,10 @@ class BlockPool:
     def __init__(self, total: int) -> None:
         self.total = total
         self._free = list(range(total - 1, -1, -1))
-        self._owner = bytearray(total)  # Owner of each id; FREE is 0
         self.local = 0
         self.reserved = 0
         self.lent = 0
-        self.draining = 0
+        self._draining: set[int] = set()  # the owner is gone, but an iteration or a transfer still uses them
         self._pins: dict[int, int] = {}
 
     @property
@@ -37,59 +34,47 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def draining(self) -> int:
+        return len(self._draining)
+
+    @property
     def used(self) -> int:
         """Blocks that hold data of some request: local + lent."""
         return self.local + self.lent
 
-    def owner(self, block: int) -> Owner:
-        return Owner(self._owner[block])
-
     def allocate(self, num_blocks: int) -> list[int]:
         """Take `num_blocks` free blocks as local ones. The caller has checked that there are enough."""
-        ids = self._take(num_blocks)
-        owner = self._owner
-        for block in ids:
-            owner[block] = Owner.LOCAL
         self.local += num_blocks
-        return ids
+        return self._take(num_blocks)
 
     def allocate_one(self) -> int:
         """`allocate(1)[0]`, the hot path of growing rows."""
-        block = self._free.pop()
-        self._owner[block] = Owner.LOCAL
         self.local += 1
-        return block
+        return self._free.pop()
 
     def reserve(self, num_blocks: int) -> list[int]:
         """Promise `num_blocks` free blocks to a debtor."""
-        ids = self._take(num_blocks)
-        for block in ids:
-            self._owner[block] = Owner.RESERVED
         self.reserved += num_blocks
-        return ids
+        return self._take(num_blocks)
 
-    def mark_lent(self, blocks: Iterable[int]) -> None:
-        """Reserved blocks whose data has arrived."""
-        for block in blocks:
-            assert self._owner[block] == Owner.RESERVED, (block, self.owner(block))
-            self._owner[block] = Owner.LENT
-            self.reserved -= 1
-            self.lent += 1
+    def lend(self, num_blocks: int) -> None:
+        """The data of so many reserved blocks has arrived."""
+        assert 0 <= num_blocks <= self.reserved, f"{num_blocks} of {self.reserved} reserved blocks are lent"
+        self.reserved -= num_blocks
+        self.lent += num_blocks
 
-    def release(self, blocks: Sequence[int], fence: bool = False) -> None:
+    def release(self, blocks: Sequence[int], owner: Owner = Owner.LOCAL, fence: bool = False) -> None:
         """Give blocks up. Pinned ones drain first; where a running iteration may use them (`fence`) all are, until `unpin`."""
+        self._give_up(len(blocks), owner)
         if fence:
             self.pin(blocks)
         if self._pins.keys().isdisjoint(blocks):
-            self._free_all(blocks)
+            self._free.extend(reversed(blocks))
             return
         for block in blocks:
-            self._give_up(self._owner[block], 1)
             if block in self._pins:
-                self._owner[block] = Owner.DRAINING
-                self.draining += 1
+                self._draining.add(block)
             else:
-                self._owner[block] = Owner.FREE
                 self._free.append(block)
 
     def pin(self, blocks: Iterable[int]) -> None:
@@ -103,24 +88,30 @@ class BlockPool:
             self._pins[block] -= 1
             if not self._pins[block]:
                 del self._pins[block]
-                if self._owner[block] == Owner.DRAINING:
-                    self._owner[block] = Owner.FREE
-                    self.draining -= 1
+                if block in self._draining:
+                    self._draining.remove(block)
                     self._free.append(block)
 
     def is_pinned(self, block: int) -> bool:
         return block in self._pins
 
+    def free_ids(self) -> list[int]:
+        return list(self._free)
+
     def check_invariants(self) -> None:
-        """Conservation: every block is counted once, and nothing pinned is free."""
-        counts = [self._owner.count(owner) for owner in Owner]
-        assert counts == [self.free, self.local, self.reserved, self.lent, self.draining], (
-            f"blocks {counts} against counters {[self.free, self.local, self.reserved, self.lent, self.draining]}"
+        """Conservation, and nothing pinned is free."""
+        counts = [self.free, self.local, self.reserved, self.lent, self.draining]
+        assert min(counts) >= 0, f"blocks {counts}"
+        assert sum(counts) == self.total, f"blocks {counts} are not {self.total}"
+        assert self._pins.keys().isdisjoint(self._free), "a pinned block is free"
+        assert self._draining <= self._pins.keys(), "nobody uses a block that drains"
+
+    def check_owners(self, held: Sequence[int]) -> None:
+        """`held`: every block that a request or a loan here owns. Each block is free, or drains, or has one owner."""
+        ids = sorted([*held, *self._free, *self._draining])
+        assert ids == list(range(self.total)), (
+            f"{len(ids)} owners of {self.total} blocks, {len(set(ids))} different ones"
         )
-        assert sum(counts) == self.total
-        assert len(set(self._free)) == self.free, "a block is twice in the free list"
-        assert not any(map(self._owner.__getitem__, self._free)), "a block in the free list is not free"
-        assert all(self._owner[block] != Owner.FREE for block in self._pins), "a pinned block is free"
 
     def _take(self, num_blocks: int) -> list[int]:
         assert 0 <= num_blocks <= self.free, f"{num_blocks} blocks asked for, {self.free} free"
@@ -130,20 +121,11 @@ class BlockPool:
         del self._free[-num_blocks:]
         return ids
 
-    def _free_all(self, blocks: Sequence[int]) -> None:
-        owner = self._owner
-        for state, num_blocks in Counter(map(owner.__getitem__, blocks)).items():
-            self._give_up(state, num_blocks)
-        for block in blocks:
-            owner[block] = 0
-        self._free.extend(reversed(blocks))
-
-    def _give_up(self, owner: int, num_blocks: int) -> None:
-        if owner == Owner.LOCAL:
+    def _give_up(self, num_blocks: int, owner: Owner) -> None:
+        if owner is Owner.LOCAL:
             self.local -= num_blocks
-        elif owner == Owner.RESERVED:
-            self.reserved -= num_blocks
-        elif owner == Owner.LENT:
+        elif owner is Owner.LENT:
             self.lent -= num_blocks
         else:
-            raise AssertionError(f"a block is {Owner(owner).name}, nobody owns it")
+            self.reserved -= num_blocks
+        assert self.local >= 0 <= self.lent and self.reserved >= 0, f"{num_blocks} blocks are not {owner.value}"

@@ -467,9 +467,9 @@ class Borrower:
     def _row(self, req_id: int) -> Row | None:
         return self.owner.running(req_id) or self.suspended.get(req_id)
 
-    @property
-    def num_fetching(self) -> int:
-        return sum(map(len, self._fetching.values()))
+    def fetching(self) -> list[int]:
+        """Blocks that wait for what is fetched back."""
+        return [block for blocks in self._fetching.values() for block in blocks]
 
     def check_invariants(self) -> None:
         self.debtor.check_invariants()

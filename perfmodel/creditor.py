@@ -5,7 +5,7 @@ It trusts no clock but its own: a loan closes `lease_s` after receipt of the las
 
 from dataclasses import dataclass, field
 
-from perfmodel.blocks import BlockPool
+from perfmodel.blocks import BlockPool, Owner
 from perfmodel.loan import CreditorLoan
 from perfmodel.messages import (
     Command,
@@ -120,7 +120,9 @@ class Creditor:
     def _shrink(self, loan: CreditorLoan, num_blocks: int) -> None:
         if num_blocks < loan.num_blocks:
             self._pin_served(loan, num_blocks)
-            self.pool.release(loan.blocks[num_blocks:])
+            first_reserved = max(num_blocks, loan.stored)
+            self.pool.release(loan.blocks[first_reserved:], Owner.RESERVED)
+            self.pool.release(loan.blocks[num_blocks:first_reserved], Owner.LENT)
             del loan.blocks[num_blocks:]
             loan.stored, loan.keep = min(loan.stored, num_blocks), min(loan.keep, num_blocks)
 
@@ -151,8 +153,8 @@ class Creditor:
             loan.receiving = None
             if event.ok:
                 end = min(end, loan.num_blocks)
-                self.pool.mark_lent(loan.blocks[loan.stored : end])
-                loan.stored = max(loan.stored, end)
+                self.pool.lend(end - loan.stored)
+                loan.stored = end
                 commands.append(self.answer(loan_id.debtor))
         self.pool.unpin(blocks)
         return commands
@@ -233,5 +235,7 @@ class Creditor:
             f"instance {self.instance}: loans hold {lent} + {reserved} blocks, the pool lends "
             f"{self.pool.lent} + {self.pool.reserved}"
         )
-        blocks = [b for loan in self.loans.values() for b in loan.blocks]
-        assert len(blocks) == len(set(blocks)), "a block is in two loans"
+
+    def blocks(self) -> list[int]:
+        """All blocks of its loans."""
+        return [block for loan in self.loans.values() for block in loan.blocks]

@@ -191,9 +191,9 @@ class RManager:
         self.batcher.check_invariants()
         self.creditor.check_invariants()
         self.borrower.check_invariants()
-        held = sum(len(row.local_blocks()) for row in self.rows_with_blocks())
-        fetching = self.borrower.num_fetching
-        assert held + fetching == self.pool.local, f"rows hold {held} + {fetching} blocks, {self.pool.local} are local"
+        held = [block for row in self.rows_with_blocks() for block in row.local_blocks()] + self.borrower.fetching()
+        assert len(held) == self.pool.local, f"rows and fetches hold {len(held)} blocks, {self.pool.local} are local"
+        self.pool.check_owners(held + self.creditor.blocks())
 
     def rows_with_blocks(self) -> list[Row]:
         borrower = self.borrower

@@ -15,7 +15,6 @@ from infreal.driver import InProcess, Options
 from infreal.generate import generate_ids
 from infreal.model import config_from_hf, random_decoder
 from infreal.requests import Requests
-from perfmodel.blocks import Owner
 from perfmodel.cluster import ClusterSpec, Workload
 from perfmodel.policies import BATCHING, DISPATCH, PLACEMENT
 from perfmodel.specs import InstanceSpec
@@ -185,7 +184,7 @@ def poison_free_blocks(manager, kv_pool):
 
     def poisoned(event, now_s):
         commands = handle(event, now_s)
-        now_free = {block for block in range(manager.pool.total) if manager.pool.owner(block) == Owner.FREE}
+        now_free = set(manager.pool.free_ids())
         fresh = sorted(now_free - free)
         if fresh:
             kv_pool[fresh] = torch.nan

@@ -19,27 +19,27 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(n=st.integers(1, 5))
     def allocate(self, n):
         if n <= self.pool.free:
-            self.held.append(self.pool.allocate(n))
+            self.held.append((self.pool.allocate(n), Owner.LOCAL))
 
     @rule(n=st.integers(1, 5))
     def reserve_and_lend(self, n):
         if n <= self.pool.free:
-            blocks = self.pool.reserve(n)
-            self.pool.mark_lent(blocks[: n // 2])
-            self.held.append(blocks)
+            lent, reserved = self.pool.reserve(n // 2), self.pool.reserve(n - n // 2)
+            self.pool.lend(len(lent))
+            self.held += [(lent, Owner.LENT), (reserved, Owner.RESERVED)]
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def pin(self, data):
-        blocks = data.draw(st.sampled_from(self.held))
+        blocks, _ = data.draw(st.sampled_from(self.held))
         self.pool.pin(blocks)
         self.pinned.append(blocks)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), fence=st.booleans())
     def release(self, data, fence):
-        blocks = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.pool.release(blocks, fence)
+        blocks, owner = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.pool.release(blocks, owner, fence)
         if fence:
             self.pinned.append(blocks)
 
@@ -51,7 +51,8 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def conserved(self):
         self.pool.check_invariants()
-        held = {b for blocks in self.held for b in blocks}
+        self.pool.check_owners([b for blocks, _ in self.held for b in blocks])
+        held = {b for blocks, _ in self.held for b in blocks}
         pinned = {b for blocks in self.pinned for b in blocks}
         assert self.pool.local + self.pool.reserved + self.pool.lent == len(held)
         assert self.pool.draining == len(pinned - held)
@@ -77,16 +78,27 @@ def test_a_block_released_twice_is_caught():
     pool = BlockPool(4)
     blocks = pool.allocate(2)
     pool.release(blocks)
-    with pytest.raises(AssertionError, match="nobody owns it"):
+    with pytest.raises(AssertionError, match="2 blocks are not local"):
         pool.release(blocks)
 
 
-def test_a_wrong_owner_is_caught_by_the_invariants():
+def test_a_block_released_as_what_it_is_not_is_caught():
     pool = BlockPool(4)
-    (block,) = pool.allocate(1)
-    pool._owner[block] = Owner.LENT
-    with pytest.raises(AssertionError, match="against counters"):
-        pool.check_invariants()
+    blocks = pool.allocate(1)
+    with pytest.raises(AssertionError, match="1 blocks are not lent"):
+        pool.release(blocks, Owner.LENT)
+
+
+def test_a_block_of_two_owners_is_caught_by_the_invariants():
+    pool = BlockPool(4)
+    first, second = pool.allocate(1), pool.allocate(1)
+    pool.check_owners(first + second)
+    with pytest.raises(AssertionError, match="4 owners of 4 blocks, 3 different ones"):
+        pool.check_owners(first + first)
+    pool.release(first)
+    pool.release(first)
+    with pytest.raises(AssertionError, match="4 owners of 4 blocks, 3 different ones"):
+        pool.check_owners([])
 
 
 def test_more_than_is_free_is_caught():

@@ -237,7 +237,7 @@ def test_a_loan_can_be_taken_back_whole():
     wired.iterate(0)
     assert wired.managers[0].borrower.move_back(loans(wired)[0])
     wired.managers[0].handle(TimerFired(), 0.0)
-    assert wired.managers[0].borrower.num_fetching == 4
+    assert len(wired.managers[0].borrower.fetching()) == 4
 
 
 # ---- whole prompts -----------------------------------------------------------------------------------------------------------

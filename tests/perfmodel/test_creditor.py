@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.blocks import BlockPool, Owner
+from perfmodel.blocks import BlockPool
 from perfmodel.creditor import Creditor
 from perfmodel.messages import (
     CreditorLedger,
@@ -40,6 +40,7 @@ def tell(creditor, seq, *loans, debtor=0, incarnation=1, to=1, now_s=0.0):
     commands = creditor.on_ledger(debtor, DebtorLedger(incarnation, to, seq, loans), now_s)
     creditor.check_invariants()
     creditor.pool.check_invariants()
+    creditor.pool.check_owners(creditor.blocks())
     return answers(commands)[0] if commands else None
 
 
@@ -207,7 +208,8 @@ def test_what_is_served_drains_until_the_read_ends():
     creditor.on_read(ReadStarted(0, 2, ((loan_id(), 2),)))
     tell(creditor, 2)
     creditor.on_read_ended(ReadEnded(0, 1))
-    assert [creditor.pool.owner(b) for b in blocks] == [Owner.DRAINING] * 2 + [Owner.FREE] * 2
+    assert creditor.pool.draining == 2
+    assert set(creditor.pool.free_ids()) & set(blocks) == set(blocks[2:])
     creditor.on_read_ended(ReadEnded(0, 2))
     assert creditor.pool.free == 10
 
