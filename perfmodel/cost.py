@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel import operators
 from perfmodel.basis import Along, Basis, worst
@@ -72,6 +73,8 @@ class CostModel:
         self._heads_s: dict[int, float] = {}
         self._decode: dict[int, DecodeTerms] = {}
         self._basis: dict[int, Basis] = {}
+        self._micro: dict[int, DecodeTerms] = {}
+        self._decode_table: NDArray[np.float64] = np.empty((6, 0))
         self._decode_known: dict[int, Along] = {}
         self._prefill_known: dict[int, Along] = {}
 
@@ -139,6 +142,15 @@ class CostModel:
             factor = layers * self.scale["decode_attention"] * self.curves.factor("decode_attention", rows)
             self._decode[rows] = DecodeTerms(*terms).times(factor, factor / stages)
 
+    def decode_table(self, rows: int) -> NDArray[np.float64]:
+        """kernel_s, launch_s, host_s, floor_s, base_s, s_per_token of decode iterations: [6, more than `rows`], by rows."""
+        known = self._decode_table.shape[1]
+        if rows >= known:
+            more = range(known, max(rows + 1, 2 * known))
+            terms = [(*self.iteration_terms(n, n, n), *self.decode_attention_terms(n)[:3]) for n in more]
+            self._decode_table = np.hstack((self._decode_table, np.array(terms).T))
+        return self._decode_table
+
     def decode_attention_s(self, rows: int, context_tokens: float, longest_tokens: float = 0.0) -> float:
         """Decode attention of `rows` rows over `context_tokens` tokens in all (0 for no row).
 
@@ -165,6 +177,12 @@ class CostModel:
 
         The decode attention's law, plus reading the queries and writing the partial states (fp32).
         """
+        found = self._micro.get(rows)
+        if found is None:
+            found = self._micro[rows] = self._price_micro(rows)
+        return found
+
+    def _price_micro(self, rows: int) -> DecodeTerms:
         num_bytes = (self.query_bytes(rows) + self.partial_bytes(rows)) / self.instance.tensor_parallel
         state_s = self.instance.model.num_layers * num_bytes / self.instance.gpu.memory_bytes_per_s
         state_s *= self.scale["decode_attention"]

@@ -63,17 +63,19 @@ class Terms:
     s_per_token: Floats
 
 
-def decode_terms(load: Load, block_tokens: int, times: Callable[[int], tuple[float, ...]]) -> Terms:
-    """Terms of an instance, up to the prompts that can be in once its longest request has left. `times(rows)`: the six of a
-    batch, in the order of the fields."""
+def decode_terms(load: Load, block_tokens: int, times: Callable[[int], Floats]) -> Terms:
+    """Terms of an instance, up to the prompts that can be in once its longest request has left. `times`:
+    `CostModel.decode_table`."""
     prompts = np.array(load.waiting, dtype=np.int64)
     need = np.cumsum(prompts // block_tokens + 1) + load.headroom_blocks
     need[:1] += load.kept_blocks - load.headroom_blocks
     movable = max((request.movable_blocks for request in load.longest), default=0)
     count = int(np.searchsorted(need, load.free_blocks + load.pledged_blocks + movable, "right"))
-    rows = range(load.batch, load.batch + count + 1)
-    tokens = np.concatenate(([0.0], np.cumsum(prompts[:count] + 1)))
-    return Terms(need[:count], tokens, np.array(rows, dtype=np.float64), *np.array([times(n) for n in rows]).T)
+    first, last = load.batch, load.batch + count
+    tokens = np.zeros(count + 1)
+    np.cumsum(prompts[:count] + 1, out=tokens[1:])
+    rows = np.arange(first, last + 1, dtype=np.float64)
+    return Terms(need[:count], tokens, rows, *times(last)[:, first : last + 1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,13 +113,13 @@ class Side:
 @dataclass(frozen=True, slots=True)
 class Reads:
     """What a debtor reads on one creditor: MA = max(floor_s, base_s + block_s · k), exchange_s what it waits for besides;
-    launch_s for all its peers. All layers."""
+    launch_s for all its peers. All layers; numbers, or arrays along k."""
 
-    exchange_s: float
-    launch_s: float
-    floor_s: float
-    base_s: float
-    block_s: float
+    exchange_s: Numbers
+    launch_s: Numbers
+    floor_s: Numbers
+    base_s: Numbers
+    block_s: Numbers
 
     def ma_s(self, blocks: Ints) -> Floats:
         ma_s: Floats = np.maximum(self.floor_s, self.base_s + self.block_s * blocks)
@@ -138,17 +140,18 @@ class Pair:
 
     def tok_per_s(self, blocks: Ints) -> Floats:
         """TPS of both instances with `blocks` blocks moved."""
-        before, after = self._tok_per_s(np.zeros(1, dtype=np.int64), self.before), self._tok_per_s(blocks, self.after)
-        return np.where(blocks > 0, after, before)
-
-    def _tok_per_s(self, blocks: Ints, reads: Reads) -> Floats:
-        debtor, creditor, ma_s = self.debtor, self.creditor, reads.ma_s(blocks)
+        debtor, creditor, reads = self.debtor, self.creditor, self._reads(blocks > 0)
+        ma_s = reads.ma_s(blocks)
         a, kept_tokens = debtor.admitted(blocks), debtor.context_tokens - self.block_tokens * blocks
-        wait_s = np.maximum(reads.exchange_s + ma_s, debtor.wait_s) + max(0.0, reads.launch_s - self.peer_launch_s)
+        others_s = np.maximum(reads.launch_s - self.peer_launch_s, 0.0)
+        wait_s = np.maximum(reads.exchange_s + ma_s, debtor.wait_s) + others_s
         lending = debtor.tok_per_s(a, debtor.busy_s(a, kept_tokens, wait_s), reads.launch_s, debtor.served_share)
         c, share = creditor.admitted(-blocks), creditor.served_share + ma_s / self.period_s
         busy_s = creditor.busy_s(c, creditor.context_tokens, creditor.wait_s)
         return lending + creditor.tok_per_s(c, busy_s, creditor.launch_s, share)
+
+    def _reads(self, moved: npt.NDArray[np.bool_]) -> Reads:
+        return Reads(*(np.where(moved, getattr(self.after, f), getattr(self.before, f)) for f in Reads.__slots__))
 
     def best(self, block_max: int) -> Offer:
         """The k in 0 … block_max with the highest gain, the smallest of equals. The debtor decodes where block_max > 0."""
@@ -170,7 +173,7 @@ class Pair:
     def _crossings(self) -> Floats:
         """k where lines under a max(…) meet, whatever the admissions."""
         reads = self.after
-        floor_ends = [(reads.floor_s - reads.base_s) / reads.block_s]
+        floor_ends = np.atleast_1d((reads.floor_s - reads.base_s) / reads.block_s)
         return np.concatenate((self._debtor_crossings(), self._creditor_crossings(), floor_ends))
 
     def _debtor_crossings(self) -> Floats:
@@ -207,7 +210,7 @@ class Pricer:
     def __init__(self, view: ClusterView, loads: Mapping[int, Load]) -> None:
         self._view, self._loads, self._cost = view, loads, view.belief
         self._terms: dict[int, Terms] = {}
-        self._batches: dict[int, tuple[float, ...]] = {}
+        self._periods: dict[int, tuple[Load, float]] = {}  # with the load it holds for
         self._exchanges: dict[tuple[LinkSpec, int], float] = {}
         layers, engine = self._cost.instance.model.num_layers, self._cost.instance.engine
         self._peer_launch_s = layers * engine.exchange_s_per_layer_per_peer * self._cost.scale["host"]
@@ -253,7 +256,7 @@ class Pricer:
         def waits(blocks: int) -> bool:
             context_tokens = max(0, load.context_tokens - block_tokens * blocks)
             local_s = terms.at(context_tokens)
-            return reads.exchange_s + max(reads.floor_s, reads.base_s + reads.block_s * blocks) > local_s
+            return bool(reads.exchange_s + max(reads.floor_s, reads.base_s + reads.block_s * blocks) > local_s)
 
         return 0 if limit < 1 or waits(1) else bisect_left(range(1, limit + 1), True, key=waits)
 
@@ -281,16 +284,9 @@ class Pricer:
     def _side(self, instance: int, wait_s: float, served_share: float) -> Side:
         load = self._loads[instance]
         if instance not in self._terms:
-            self._terms[instance] = decode_terms(load, self._view.block_tokens, self._times)
+            self._terms[instance] = decode_terms(load, self._view.block_tokens, self._cost.decode_table)
         free_blocks, launch_s = load.free_blocks + load.pledged_blocks, self._peers(instance) * self._peer_launch_s
         return Side(self._terms[instance], free_blocks, load.context_tokens, wait_s, launch_s, served_share)
-
-    def _times(self, rows: int) -> tuple[float, ...]:
-        found = self._batches.get(rows)
-        if found is None:
-            attention = self._cost.decode_attention_terms(rows)
-            found = self._batches[rows] = (*self._cost.iteration_terms(rows, rows, rows), *attention[:3])
-        return found
 
     def _reads(self, debtor: int, read: RemoteRead, peers: int) -> Reads:
         launch_s = peers * self._peer_launch_s
@@ -324,6 +320,12 @@ class Pricer:
 
     def _period_s(self, instance: int) -> float:
         """An iteration of the present decode batch, its own MA for others left out."""
+        load, known = self._loads[instance], self._periods.get(instance)
+        if known is None or known[0] is not load:
+            known = self._periods[instance] = load, self._price_period(instance)
+        return known[1]
+
+    def _price_period(self, instance: int) -> float:
         load, cost, peers = self._loads[instance], self._cost, self._peers(instance)
         kernel_s, launch_s, host_s = cost.iteration_terms(load.batch, load.batch, load.batch)
         remote_s = self._slowest_s(instance) + max(0, peers - 1) * self._peer_launch_s
