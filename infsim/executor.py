@@ -121,6 +121,8 @@ class Executor:
             req_id = heappop(self._finishes)[1]
             del self._finish_at[req_id]
             finished.append(req_id)
+        for req_id in finished:
+            del self.left[req_id]
         return tuple(finished)
 
     def _first_finish(self) -> int:
