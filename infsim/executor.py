@@ -134,12 +134,10 @@ class Executor:
     def _account(self, step: StartIterations) -> None:
         """Add the step's seconds to the way their price is known."""
         assert self._price is not None
-        rows = step.decode_rows
-        tokens = rows + sum(chunk.tokens for chunk in step.chunks)
-        kernel_s, _, host_s = self.cost.iteration_terms(tokens, rows, rows + sum(c.last for c in step.chunks))
-        total_s = self._price.time.total_s(self.end_iterations)
-        kernels_s, hosts_s = kernel_s * self.end_iterations, host_s * self.end_iterations
-        basis = self.cost.iteration_basis(tokens, rows, step.decode_context_tokens)
+        price, rows = self._price, step.decode_rows
+        total_s = price.time.total_s(self.end_iterations)
+        kernels_s, hosts_s = price.kernel_s * self.end_iterations, price.host_s * self.end_iterations
+        basis = self.cost.iteration_basis(price.tokens, rows, step.decode_context_tokens)
         attention = [basis.attention] if rows else []
         attention += [self.cost.prefill_basis(chunk.tokens, chunk.prefix_tokens) for chunk in step.chunks]
         seconds = (kernels_s, total_s - kernels_s - hosts_s, hosts_s)

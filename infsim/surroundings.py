@@ -47,6 +47,8 @@ class Published:
             for debtor in sorted(self._debtors[instance]):
                 self._changed(debtor)
         creditors = {r.peer for r in step.remote + step.chunk_remote} if step else set()
+        if not creditors and not self._creditors[instance]:
+            return
         for creditor in sorted(creditors | self._creditors[instance]):
             share = served_s(executor.cost, step, creditor) / period_s if step and creditor in creditors else 0.0
             self._set_served(creditor, instance, share)

@@ -3,7 +3,7 @@
 What others do enters as it was last published, in macro steps and single iterations alike; no fixed point is sought.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from perfmodel.borrowing import exchange_s, remote_layer_s, residual_s
 from perfmodel.cost import CostModel
 from perfmodel.messages import StartIterations
 from perfmodel.specs import LinkSpec
-from perfmodel.steptime import Bend, StepTime
+from perfmodel.steptime import Bend, Line, StepTime
 from perfmodel.view import RemoteRead
 
 MAX_SERVED_SHARE = 0.9  # an instance that serves others more than this has its own work served first
@@ -33,10 +33,16 @@ class Surroundings:
 
 
 class StepPrice(NamedTuple):
-    """`time`: when the iterations end; `alone`: were nothing waited for elsewhere (the difference is remote wait)."""
+    """`time`: when the iterations end; `alone`: were nothing waited for elsewhere (the difference is remote wait).
+
+    Of each iteration: its new tokens, its kernels besides attention (were nothing served) and the host's part.
+    """
 
     time: StepTime
     alone: StepTime
+    tokens: int
+    kernel_s: float
+    host_s: float
 
 
 def price_step(cost: CostModel, step: StartIterations, around: Surroundings) -> StepPrice:
@@ -44,15 +50,17 @@ def price_step(cost: CostModel, step: StartIterations, around: Surroundings) -> 
 
     Local decode attention grows with j; what is on other instances does not.
     """
-    rows = step.decode_rows
-    tokens = rows + sum(chunk.tokens for chunk in step.chunks)
-    logits_rows = rows + sum(chunk.last for chunk in step.chunks)
-    kernel_s, launch_s, host_s = cost.iteration_terms(tokens, rows, logits_rows)
+    rows = new_tokens = logits_rows = step.decode_rows
+    prefill_s = 0.0
+    for chunk in step.chunks:
+        new_tokens += chunk.tokens
+        logits_rows += chunk.last
+        prefill_s += cost.prefill_attention_s(chunk.tokens, chunk.prefix_tokens - chunk.remote_tokens)
+    own_kernel_s, launch_s, host_s = cost.iteration_terms(new_tokens, rows, logits_rows)
     launch_s += exchange_launches_s(cost, step)
-    prefill_s = sum(cost.prefill_attention_s(c.tokens, c.prefix_tokens - c.remote_tokens) for c in step.chunks)
     terms = cost.decode_attention_terms(rows)
     stretch = 1 / (1 - min(around.share, MAX_SERVED_SHARE))
-    kernel_s *= stretch
+    kernel_s = own_kernel_s * stretch
     lines = [(max(kernel_s + (prefill_s + terms.floor_s) * stretch, launch_s), 0.0)]
     bends: list[Bend] = []
     growing = [(terms, rows, step.decode_context_tokens)] if rows else []
@@ -67,17 +75,28 @@ def price_step(cost: CostModel, step: StartIterations, around: Surroundings) -> 
             bends.append((early, late))
         else:
             lines.append(late)
-    alone = StepTime(host_s, lines, bends)
+    alone = step_time(step, host_s, lines, bends)
     if not step.remote and not step.chunk_remote:
-        return StepPrice(alone, alone)
+        return StepPrice(alone, alone, new_tokens, own_kernel_s, host_s)
     remote_s = cost.instance.model.num_layers * (
         _decode_layer_s(cost, step.remote, around) + _chunk_layer_s(cost, step.chunk_remote, around)
     )
-    return StepPrice(StepTime(host_s, [*lines, (kernel_s + remote_s, 0.0)], bends), alone)
+    time = step_time(step, host_s, [*lines, (kernel_s + remote_s, 0.0)], bends)
+    return StepPrice(time, alone, new_tokens, own_kernel_s, host_s)
+
+
+def step_time(step: StartIterations, host_s: float, lines: Sequence[Line], bends: Sequence[Bend]) -> StepTime:
+    """A step of one iteration needs no envelope: the highest line at its start."""
+    if step.max_iterations > 1:
+        return StepTime(host_s, lines, bends)
+    first_s = max([intercept for intercept, _ in lines] + [min(early[0], late[0]) for early, late in bends])
+    return StepTime(host_s, [(first_s, 0.0)])
 
 
 def exchange_launches_s(cost: CostModel, step: StartIterations) -> float:
     """Launches that queries to other instances add, per layer and peer."""
+    if not step.remote and not step.chunk_remote:
+        return 0.0
     peers = len({read.peer for read in step.remote + step.chunk_remote})
     overhead_s = cost.instance.engine.exchange_s_per_layer_per_peer * cost.scale["host"]
     return peers * overhead_s * cost.instance.model.num_layers
