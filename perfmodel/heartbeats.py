@@ -5,6 +5,7 @@ An idle instance tells the same once more only every `REST_PERIODS` periods, as 
 """
 
 from heapq import nlargest
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfmodel.batching import Row
@@ -172,8 +173,10 @@ class Reporter:
         )
 
     def _longest(self) -> list[Row]:
-        batcher = self.owner.batcher
-        return nlargest(LONGEST, batcher.decoding.values(), key=batcher.kv_tokens)
+        """Decode rows grow alike: what they differ by is known since they joined."""
+        return nlargest(
+            LONGEST, self.owner.batcher.decoding.values(), key=lambda row: row.joined_tokens - row.joined_at
+        )
 
     def needs(self) -> list[Need]:
         """Requests that want blocks elsewhere, oldest first: a prompt larger than what is not lent here, a row that cannot grow."""
@@ -219,8 +222,8 @@ class Reporter:
         return tuple(changed + gone)
 
     def _youngest(self) -> tuple[int, int] | None:
-        rows = self.owner.rows_with_blocks()
-        return max(((row.sequence, row.req_id) for row in rows), default=None)
+        row = max(self.owner.rows_with_blocks(), key=attrgetter("sequence"), default=None)
+        return None if row is None else (row.sequence, row.req_id)
 
     # ---- move-back -----------------------------------------------------------------------------------------------------------
     def _take_back(self, now_s: float) -> None:
