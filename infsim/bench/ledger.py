@@ -69,7 +69,7 @@ def draw(out: Path, figures: Figures) -> Path | None:
         axes.set_xticks(SIZES, [str(n) for n in SIZES])
         axes.set_ylim(bottom=0)
         axes.set(xlabel="instances", ylabel="CPU time of a request [µs]")
-        axes.set_title("Cost of simulating 512 + 128 tokens, 1 req/s an instance")
+        axes.set_title("Simulating a request of 512 + 128 tokens")
         axes.legend()
         return save(figure, out / "cost")[0]
 
