@@ -18,16 +18,21 @@ __all__ = ["load", "predict", "run"]
 
 
 def run(
-    config: Path | str | Mapping[str, Any], out: Path | str | None = None, workers: int = 1, **settings: Any
+    config: Path | str | Mapping[str, Any],
+    out: Path | str | None = None,
+    workers: int = 1,
+    ray: str | None = None,
+    **settings: Any,
 ) -> "Runs":
     """Carry a sweep out. `settings` change `base`: `seed=1`, or with `__` for the dot, `workload__rate_rps=4`.
 
-    Runs go to `out` (None: a temporary folder, see `runs.folder`). Raises InputError for wrong input, RunError where a
+    Runs go to `out` (None: a temporary folder, see `runs.folder`), `workers` of them at once, on the Ray cluster at address
+    `ray` where that is given (all its nodes must see `out`). Raises InputError for wrong input, RunError where a
     run failed.
     """
     from infsim.api import run_config
 
-    return run_config(config, out, workers, {key.replace("__", "."): value for key, value in settings.items()})
+    return run_config(config, out, (workers, ray), {key.replace("__", "."): value for key, value in settings.items()})
 
 
 def load(folder: Path | str) -> "Runs":

@@ -17,12 +17,15 @@ OPTIONS = {"tp": "tensor_parallel", "pp": "pipeline_parallel"}  # the command's 
 
 
 def run_config(
-    config: Path | str | Mapping[str, Any], out: Path | str | None, workers: int, settings: Mapping[str, Any]
+    config: Path | str | Mapping[str, Any],
+    out: Path | str | None,
+    workers: tuple[int, str | None],
+    settings: Mapping[str, Any],
 ) -> Runs:
-    """See `infsim.run`."""
+    """See `infsim.run`; `workers`: how many at once, and the Ray cluster's address."""
     sweep = load_sweep(config, settings)
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix=f"infsim-{sweep.name}-"))
-    runs = run_sweep(sweep, folder, Loop(run_one, workers=Workers(workers)))
+    runs = run_sweep(sweep, folder, Loop(run_one, workers=Workers(*workers)))
     check_done(runs)
     return runs
 

@@ -7,12 +7,11 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from sheet import legend_below, panels, paper_band
+from sheet import Ours, by_setting, legend_below, panels, paper_band, spread
 from study import ENGINES, LINKS, SPLITS, Study
 
 from experiments.plotstyle import CYCLE, MARKERS, SYSTEM_COLOURS, log_scale
 
-TEXT_OF_RATIO = "throughput over {}"
 Case = tuple[str, str]  # names of engine and link
 REFERENCE: Case = ("graphs", "100 Gb/s")
 
@@ -21,7 +20,8 @@ REFERENCE: Case = ("graphs", "100 Gb/s")
 class Plan:
     """A figure's sweep. rates_rps: of the curves; the last one also carries the comparison of engines and links.
 
-    variants: (engine, link) besides the reference, at the last rate and every trace and split.
+    variants: (engine, link) besides the reference, at the last rate and every split, for `varied` traces (None: all).
+    replicates: seeds of every point.
     """
 
     name: str
@@ -32,40 +32,52 @@ class Plan:
     base: Mapping[str, Any]
     splits: tuple[str, ...] = SPLITS
     variants: tuple[Case, ...] = ()
+    varied: tuple[int, ...] | None = None
+    replicates: int = 1
 
     @property
     def systems(self) -> tuple[str, str]:
         return (self.rival, "infinite-llm")
 
 
+SETTING = ["trace", "split", "engine", "link"]
 ALL_VARIANTS = tuple((engine, link) for engine in ENGINES for link in LINKS if (engine, link) != REFERENCE)
 
 
 def table(study: Study, plan: Plan) -> pd.DataFrame:
-    """A row a run: trace, split, engine, link, system, rate_rps, metrics, run."""
+    """A row a run: trace, split, engine, link, system, rate_rps, replicate, metrics, run."""
     cases = cases_of(plan)
     found = study.summary(plan.name, {"base": base_of(plan), "points": [point_of(*case) for case in cases]})
-    head = pd.DataFrame(cases, columns=["trace", "split", "engine", "link", "system", "rate_rps"])
-    columns = ["output_tok_per_s", "request_per_s", "e2e_s_mean", "tpot_s_p50", "num_finished", "num_rejected"]
+    rows = [case for case in cases for _ in range(plan.replicates)]
+    head = pd.DataFrame(rows, columns=[*SETTING, "system", "rate_rps"])
+    columns = [
+        "replicate",
+        "output_tok_per_s",
+        "request_per_s",
+        "e2e_s_mean",
+        "tpot_s_p50",
+        "num_finished",
+        "num_rejected",
+    ]
     columns += ["served_token_frac", "kv_util_frac", "batch_mean", "num_moves", "run"]
     return pd.concat([head, found[columns]], axis=1)
 
 
 def cases_of(plan: Plan) -> list[tuple[int, str, str, str, str, float]]:
     curves = [(*REFERENCE, rate) for rate in plan.rates_rps]
-    settings = curves + [(*variant, plan.rates_rps[-1]) for variant in plan.variants]
+    variants = [(*variant, plan.rates_rps[-1]) for variant in plan.variants]
     return [
         (trace, split, engine, link, system, rate)
         for trace in plan.traces
         for split in plan.splits
-        for engine, link, rate in settings
+        for engine, link, rate in curves + variants * (plan.varied is None or trace in plan.varied)
         for system in plan.systems
     ]
 
 
 def base_of(plan: Plan) -> dict[str, Any]:
     workload = {"num_requests": plan.num_requests, "arrivals": "poisson"}
-    return {"model": "llama2-7b", **plan.base, "workload": workload}
+    return {"model": "llama2-7b", "replicates": plan.replicates, **plan.base, "workload": workload}
 
 
 def point_of(trace: int, split: str, engine: str, link: str, system: str, rate_rps: float) -> dict[str, Any]:
@@ -80,17 +92,27 @@ def point_of(trace: int, split: str, engine: str, link: str, system: str, rate_r
 
 
 def ratios(frame: pd.DataFrame, rival: str) -> pd.DataFrame:
-    """Highest tokens/s of infinite-llm over that of the rival, by trace, split, engine and link."""
-    keys = ["trace", "split", "engine", "link"]
+    """Highest tokens/s of infinite-llm over that of the rival with the same seed, by trace, split, engine, link and replicate."""
+    keys = [*SETTING, "replicate"]
     best = frame.groupby([*keys, "system"], sort=False)["output_tok_per_s"].max().unstack("system")
     return (best["infinite-llm"] / best[rival]).rename("ratio").reset_index()
 
 
-def ratio_range(frame: pd.DataFrame, rival: str) -> tuple[float, float]:
-    """(least, most) over traces and splits, in the reference setting."""
-    found = ratios(frame, rival)
-    chosen = found[(found["engine"] == REFERENCE[0]) & (found["link"] == REFERENCE[1])]["ratio"]
-    return float(chosen.min()), float(chosen.max())
+def settings(frame: pd.DataFrame, rival: str) -> dict[str, Ours]:
+    """The ratio by trace, split, engine and link, means over the seeds."""
+    named = ratios(frame, rival).assign(trace=lambda found: "trace " + found["trace"].astype(str))
+    return by_setting(named, SETTING, lambda part: {f"throughput over {rival}": part["ratio"].mean()})
+
+
+def highest(frame: pd.DataFrame, rival: str) -> Ours:
+    """The highest ratio of all traces and splits in the reference setting."""
+    found = settings(frame[is_reference(frame)], rival).values()
+    name = f"throughput over {rival}"
+    return {name: max(ours[name] for ours in found)}
+
+
+def is_reference(frame: pd.DataFrame) -> "pd.Series[bool]":
+    return (frame["engine"] == REFERENCE[0]) & (frame["link"] == REFERENCE[1])
 
 
 def draw(frame: pd.DataFrame, rival: str, paper: tuple[float, float]) -> Figure:
@@ -112,17 +134,19 @@ def draw(frame: pd.DataFrame, rival: str, paper: tuple[float, float]) -> Figure:
 
 
 def draw_curves(axes: Axes, frame: pd.DataFrame, systems: Sequence[str]) -> None:
-    chosen = frame[(frame["engine"] == REFERENCE[0]) & (frame["link"] == REFERENCE[1])]
+    """Means over the seeds; bars from the least to the most."""
+    chosen = frame[is_reference(frame)]
     for marker, system in zip(MARKERS, systems, strict=False):
-        line = chosen[chosen["system"] == system]
+        line = chosen[chosen["system"] == system].groupby("rate_rps")
+        (x, x_bars), (y, y_bars) = spread(line["output_tok_per_s"]), spread(line["e2e_s_mean"])
         look = {"color": SYSTEM_COLOURS[system], "marker": marker, "label": system}
-        axes.plot(line["output_tok_per_s"], line["e2e_s_mean"], **look)
+        axes.errorbar(x, y, xerr=x_bars, yerr=y_bars, elinewidth=0.8, **look)
     axes.set(xlabel="output tokens per s", ylabel="mean latency, s", xlim=(0, None))
     log_scale(axes)
 
 
 def draw_ratios(axes: Axes, found: pd.DataFrame, split: str, traces: Sequence[int]) -> None:
-    """A marker an engine, a colour a link, side by side over each trace."""
+    """A marker an engine, a colour a link, side by side over each trace; bars from the least seed to the most."""
     cases = [(engine, link) for engine in ENGINES for link in LINKS]
     for i, (engine, link) in enumerate(cases):
         dots = found[(found["split"] == split) & (found["engine"] == engine) & (found["link"] == link)]
@@ -131,9 +155,10 @@ def draw_ratios(axes: Axes, found: pd.DataFrame, split: str, traces: Sequence[in
             "marker": MARKERS[list(ENGINES).index(engine)],
             "ls": "none",
         }
-        places = [traces.index(trace) + 0.12 * (i - 2.5) for trace in dots["trace"]]
-        if places:
-            axes.plot(places, dots["ratio"], **look, label=f"{engine}, {link}")
+        if len(dots):
+            mean, bars = spread(dots.groupby("trace")["ratio"])
+            places = [traces.index(trace) + 0.12 * (i - 2.5) for trace in mean.index]
+            axes.errorbar(places, mean, yerr=bars, elinewidth=0.8, **look, label=f"{engine}, {link}")
     axes.axhline(1.0, color="black", lw=0.8, ls=":")
     axes.set_xticks(range(len(traces)), [f"trace {trace}" for trace in traces])
     axes.set_xlim(-0.5, len(traces) - 0.5)

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from known import value
 from matplotlib.figure import Figure
-from sheet import legend_below, main, panels, paper_marks, tokens_axis
+from sheet import Ours, by_setting, legend_below, main, panels, paper_marks, tokens_axis
 from study import ENGINES, LINKS, Study, fixed
 
 from experiments.plotstyle import CYCLE, MARKERS, log_scale
@@ -23,10 +23,9 @@ PARTS = (
     "blocks of the largest pool that one request may use)."
 )
 WHY = (
-    "Contexts: the paper's systems hold less than their GPUs' memory would (88K of our 120K tokens for one GPU). "
-    "Infinite-LLM pools 32 instances, each with its own copy of the weights, so it holds less than DP1TP32 here, and "
-    "more than the paper's 2,000K. Throughput: the split of a 1K request, the engine and the link between nodes are "
-    "not known; `graphs` is faster than an engine of 2023, and DP1TP32 is bound by all-reduces across nodes."
+    "Contexts: what the paper's systems set aside beside the weights is not known; ours is the memory account of one "
+    "instance. Infinite-LLM pools 32 instances, each with its own copy of the weights, so it holds less than DP1TP32. "
+    "Throughput: how a 1K request splits into input and output, the engine and the link between nodes are not known."
 )
 LAYOUTS: dict[str, dict[str, Any]] = {
     "DP32TP1": {"system": "vllm-multi", "instance.tensor_parallel": 1},
@@ -86,10 +85,16 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def ours(frame: pd.DataFrame) -> dict[str, float]:
-    """Engine `graphs`, 100 Gb/s."""
-    chosen = frame[(frame["engine"] == "graphs") & (frame["link"] == "100 Gb/s")].set_index("layout")
-    rate, context = chosen["output_tok_per_s"], chosen["longest_context_tokens"]
+def ours(frame: pd.DataFrame) -> Ours:
+    return settings(frame)["graphs, 100 Gb/s"]
+
+
+def settings(frame: pd.DataFrame) -> dict[str, Ours]:
+    return by_setting(frame, ("engine", "link"), compared)
+
+
+def compared(part: pd.DataFrame) -> Ours:
+    rate, context = (part.set_index("layout")[name] for name in ("output_tok_per_s", "longest_context_tokens"))
     static = [name for name in LAYOUTS if name != "Infinite-LLM"]
     found = {f"throughput of {name}": rate[name] for name in static}
     found |= {f"longest context of {name}": context[name] for name in static}

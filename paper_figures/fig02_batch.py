@@ -24,8 +24,8 @@ PARTS = (
     "(engine `graphs`)."
 )
 WHY = (
-    "Counts differ by what is set aside for activations and the runtime, which the paper's engine did not count the "
-    "same way. Compute utilisation at 800 and at the largest batch differ by what is left of the ramp."
+    "Counts differ by what is set aside for activations and the runtime, which is not known of the paper's engine. "
+    "Compute utilisation at 800 and at the largest batch differ by what is left of the ramp."
 )
 MODEL = "llama2-13b"
 LENGTHS = (20, 200, 2_000, 20_000)

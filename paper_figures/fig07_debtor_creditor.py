@@ -30,10 +30,9 @@ PARTS = (
     "nothing."
 )
 WHY = (
-    "The absolute rates are those of our setting; what is compared is the gain at the best point. The model admits "
-    "waiting prompts at prompt + 1 tokens, as the scheduler must; they grow while they decode, so the run's batches "
-    "grow less than the model's. The model also takes the creditor's running rows as given; in the run they end, and "
-    "their successors find no room: the sum falls where the model's is level."
+    "The absolute rates are those of our setting; what is compared is the gain at the best point. Two things separate the "
+    "model from the run: it admits waiting prompts at prompt + 1 tokens, as the scheduler must, although they grow while "
+    "they decode; and it takes the creditor's running rows as given, although they end and their successors need room."
 )
 MODEL, LINK = "llama2-7b", LINKS["100 Gb/s"]
 LONG, SHORT = (100_000, 2_500), (1_000, 500)  # tokens in and out

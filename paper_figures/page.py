@@ -10,11 +10,14 @@ from typing import Any
 HEAD = """# The paper's figures, made again
 
 Written by `python paper_figures --page` (`make figures` makes the pictures, PDFs and plotted numbers in `out/figures/`; `FIG=10a`
-one of them, `FULL=1` the full sweeps, `FRESH=1` without what is kept). Every point's run folder is named in the figure's CSV.
+one of them, `FULL=1` the full sweeps, `FRESH=1` without what is kept). Column `run` of a figure's CSV names the run folder of
+every simulated point, whose `manifest.json` has all of its configuration; a sweep NAME is made again, without any script of
+these, by `infsim run out/figures/runs/NAME/sweep.yaml --out NAME`. Points without a run are analytic: the script computes them.
 
 The paper's values come from accounts of it, since its text was not available: [A] abstract, or several accounts that agree ·
 [1] one account · [fig] read off a picture. Nothing here is tuned to match them. Traces, lengths, engine and link of the paper's
-runs are not known; each figure says what was taken instead.
+runs are not known; each figure says what was taken instead. Deviations of more than 25 % are bold; beside them is the setting
+among those of the figure that comes nearest to the paper's value, which says what would explain it and nothing more.
 """
 INVESTIGATE_FRAC = 0.25
 
@@ -52,12 +55,14 @@ def section(entry: Mapping[str, Any], picture: Path, scripts: str) -> str:
 def table(rows: list[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
-    lines = ["| value | paper | ours | deviation |", "|---|---|---|---|"]
+    lines = ["| value | paper | ours | deviation | nearest of the figure's settings |", "|---|---|---|---|---|"]
     for row in rows:
         unit = f" {row['unit']}" if row["unit"] else ""
         paper = number(row["paper"]) + (f"–{number(row['paper_high'])}" if row["paper_high"] else "")
         ours = "–" if row["ours"] is None else f"{number(row['ours'])}{unit}"
-        lines.append(f"| {row['name']} | {paper}{unit} [{row['source']}] | {ours} | {deviation(row)} |")
+        lines.append(
+            f"| {row['name']} | {paper}{unit} [{row['source']}] | {ours} | {deviation(row)} | {nearest(row)} |"
+        )
     return "\n".join(lines)
 
 
@@ -75,3 +80,10 @@ def deviation(row: Mapping[str, Any]) -> str:
         return "within"
     told = f"{100 * frac:+.0f} %"
     return f"**{told}**" if abs(frac) > INVESTIGATE_FRAC else told
+
+
+def nearest(row: Mapping[str, Any]) -> str:
+    """Where ours wants an explanation: the figure's setting that comes nearest to the paper's value."""
+    found, frac = row["nearest"], row["deviation_frac"]
+    wanted = abs(frac) > INVESTIGATE_FRAC if frac is not None else row["ours"] != row["paper"]
+    return f"{number(found['ours'])} ({found['setting']})" if found and wanted else ""

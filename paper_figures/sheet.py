@@ -2,20 +2,21 @@
 
 A script is a module with FIGURE, TITLE, PARTS (what is measured, simulated, analytic), WHY (where ours differs, and what
 explains it), `table(study)` → the plotted numbers, `draw(frame)` → Figure, and `ours(frame)` → our value by the name that
-known.py gives the paper's.
+known.py gives the paper's. One whose numbers hold several settings also has `settings(frame)` → ours by setting, from which
+the page takes the one that comes nearest to the paper.
 """
 
 import argparse
 import json
-import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite, isnan, nan
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pandas as pd
-from known import known_of
+from known import Known, known_of
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,6 +26,7 @@ from experiments.plotstyle import BLACK, GREY, STYLE, new_figure
 
 PAPER: dict[str, Any] = {"color": BLACK, "marker": "*", "ms": 9, "ls": "none", "mfc": "white", "zorder": 5}
 SUFFIXES = (".png", ".pdf")
+Ours = dict[str, float]  # our value by name
 
 
 def paper_marks(axes: Axes, xs: Sequence[float], ys: Sequence[float], label: str = "paper") -> None:
@@ -50,6 +52,12 @@ def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
+
+
+def spread(groups: Any) -> tuple[pd.Series, list[pd.Series]]:
+    """(mean of every group, lengths of its bars down to the least and up to the most), as `errorbar` takes them."""
+    mean = groups.mean()
+    return mean, [mean - groups.min(), groups.max() - mean]
 
 
 def tokens_axis(axes: Axes, ticks: Sequence[float] = ()) -> None:
@@ -82,7 +90,8 @@ def entry(script: ModuleType, frame: pd.DataFrame, study: Study) -> dict[str, An
     ours = script.ours(frame)
     names = [known.name for known in known_of(script.FIGURE)]
     assert set(ours) <= set(names), f"figure {script.FIGURE}: known.py lacks {set(ours) - set(names)}"
-    rows = [row_of(known, ours.get(known.name, math.nan)) for known in known_of(script.FIGURE)]
+    settings = script.settings(frame) if hasattr(script, "settings") else {}
+    rows = [row_of(known, ours.get(known.name, nan), settings) for known in known_of(script.FIGURE)]
     folders = frame["run"].dropna() if "run" in frame else ()
     runs = sorted({Path(run).parts[1] for run in folders if run})
     return {
@@ -99,9 +108,23 @@ def entry(script: ModuleType, frame: pd.DataFrame, study: Study) -> dict[str, An
     }
 
 
-def row_of(known: Any, ours: float) -> dict[str, Any]:
-    shown = None if math.isnan(ours) else float(ours)
+def by_setting(frame: pd.DataFrame, keys: Sequence[str], ours: Callable[[pd.DataFrame], Ours]) -> dict[str, Ours]:
+    """`ours` of each part of the numbers that agrees in `keys`; a setting is called by its values."""
+    return {", ".join(map(str, values)): ours(part) for values, part in frame.groupby(list(keys), sort=False)}
+
+
+def nearest(known: Known, settings: Mapping[str, Ours]) -> tuple[str, float] | None:
+    """The setting, and our value in it, that is nearest to the paper's value, or to its range."""
+    low, high = known.value, known.value if known.high is None else known.high
+    found = {name: ours[known.name] for name, ours in settings.items() if known.name in ours}
+    named = [(max(low - value, value - high, 0.0), name, value) for name, value in found.items() if isfinite(value)]
+    return min(named)[1:] if named else None
+
+
+def row_of(known: Known, ours: float, settings: Mapping[str, Ours]) -> dict[str, Any]:
+    shown = None if isnan(ours) else float(ours)
     deviation = None if shown is None or known.value == 0 else known.deviation(shown)
+    best = nearest(known, settings)
     return {
         "name": known.name,
         "unit": known.unit,
@@ -110,6 +133,7 @@ def row_of(known: Any, ours: float) -> dict[str, Any]:
         "paper_high": known.high,
         "ours": shown,
         "deviation_frac": deviation,
+        "nearest": best and {"setting": best[0], "ours": float(best[1])},
     }
 
 
@@ -120,7 +144,7 @@ def stem_of(script: ModuleType) -> str:
 
 def study_from(arguments: argparse.Namespace) -> Study:
     size = "full" if arguments.full else "reduced"
-    return Study(arguments.out, size, arguments.workers, arguments.fresh)
+    return Study(arguments.out.resolve(), size, arguments.workers, arguments.fresh, arguments.ray)
 
 
 def parser_of(description: str) -> argparse.ArgumentParser:
@@ -129,6 +153,7 @@ def parser_of(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--full", action="store_true", help="the full sweep (default: reduced sizes)")
     parser.add_argument("--fresh", action="store_true", help="simulate anew what is there already")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at once (default: all cores)")
+    parser.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster, or local (default: processes of this machine)")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "figures", help="folder (default: out/figures)")
     return parser
 

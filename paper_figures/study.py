@@ -37,12 +37,14 @@ ENGINES: dict[str, Any] = {
 TENSOR_PARALLEL = {"llama2-7b": 1, "llama2-13b": 1, "llama2-70b": 4}  # [us] the least power of two that leaves KV room
 SPLITS = ("chat", "balanced", "prompt-heavy")  # how a context divides into input and output: unknown, so all are shown
 Size = TypeVar("Size")
+SWEEP_FILE = "sweep.yaml"  # in a sweep's folder: what `infsim run` needs to make it again
 SIZES = ("tiny", "reduced", "full")
 
 
 @dataclass
 class Study:
-    """How much is simulated and where it goes. `size`: tiny (tests), reduced or full. `fresh`: simulate anew.
+    """How much is simulated and where it goes. `size`: tiny (tests), reduced or full. `fresh`: simulate anew. `ray`: address of
+    a Ray cluster that carries the runs out.
 
     `stale` collects sweeps that were kept although the project's sources have changed since.
     """
@@ -51,6 +53,7 @@ class Study:
     size: str = "reduced"
     workers: int = 1
     fresh: bool = False
+    ray: str | None = None
     stale: list[str] = field(default_factory=list)
 
     def pick(self, tiny: Size, reduced: Size, full: Size) -> Size:
@@ -58,7 +61,7 @@ class Study:
         return dict(zip(SIZES, (tiny, reduced, full), strict=True))[self.size]
 
     def runs(self, name: str, config: Mapping[str, Any]) -> Runs:
-        """The runs of a sweep, simulated where they are not there yet."""
+        """The runs of a sweep, simulated where they are not there yet; the sweep's file lies beside them."""
         folder = self.out / "runs" / f"{name}-{digest(json.dumps(config, sort_keys=True).encode())[:8]}"
         if self.fresh:
             shutil.rmtree(folder, ignore_errors=True)
@@ -69,7 +72,8 @@ class Study:
         else:
             folder.mkdir(parents=True, exist_ok=True)
             note.write_text(sources(), encoding="utf-8")
-        return infsim.run(config, out=folder, workers=self.workers)
+        (folder / SWEEP_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")  # JSON is YAML
+        return infsim.run(config, out=folder, workers=self.workers, ray=self.ray)
 
     def workload(self, name: str, requests: Sequence[tuple[float, int, int]]) -> dict[str, str]:
         """The workload of a file with these requests: (arrival_s, input_tokens, output_tokens)."""

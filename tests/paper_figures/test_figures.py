@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from known import KNOWN, Known
 from matplotlib.image import imread
+from study import fixed
 
 FOLDER = Path(__file__).parents[2] / "paper_figures"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("fig*.py"))
@@ -56,7 +57,7 @@ def test_memory_is_a_line_through_nothing_and_a_level(made):
 
 def test_more_tensor_parallel_never_uses_a_gpu_better(made):
     _, frame = made("fig01c_tensor_parallel")
-    for _, line in frame.groupby(["engine", "link"]):
+    for _, line in frame.groupby(["engine", "link", "batch"]):
         assert (np.diff(line.sort_values("tensor_parallel")["compute_util_frac"]) < 0).all()
 
 
@@ -69,8 +70,16 @@ def test_memory_grows_with_the_batch_and_nothing_exceeds_its_whole(made):
 
 def test_shipping_the_query_is_faster_than_shipping_kv_at_every_length(made):
     _, frame = made("fig04c_ship_query")
-    times = frame.pivot_table(index=["link", "context_tokens"], columns="way", values="time_s")
+    times = frame.set_index(["way", "link", "remote_share_frac", "context_tokens"])["time_s"]
     assert (times["ship query"] < times["ship KV"]).all()
+
+
+def test_shipping_more_kv_never_takes_less_time(made):
+    _, frame = made("fig04c_ship_query")
+    for _, line in frame[frame["way"] == "ship KV"].groupby(["link", "context_tokens"]):
+        assert (np.diff(line.sort_values("remote_share_frac")["time_s"]) > 0).all()
+    for _, line in frame.groupby(["way", "link", "remote_share_frac"]):
+        assert (np.diff(line.sort_values("context_tokens")["time_s"]) > 0).all()
 
 
 def test_overlap_is_free_up_to_a_point_and_never_faster_than_free(made):
@@ -79,6 +88,30 @@ def test_overlap_is_free_up_to_a_point_and_never_faster_than_free(made):
     for _, line in frame[frame["kind"] == "move"].groupby(["engine", "link"]):
         assert line["step_s"].iloc[0] == line["hidden_s"].iloc[0]
         assert (np.diff(line["step_s"]) >= 0).all()
+
+
+def test_a_faster_link_never_makes_a_step_longer(made):
+    _, frame = made("fig06_overlap")
+    for kind, links in (("remote", ["125 MB/s", "100 Gb/s", "NVLink"]), ("move", ["125 MB/s", "100 Gb/s"])):
+        steps = frame[frame["kind"] == kind].pivot_table(index=["engine", "x"], columns="link", values="step_s")[links]
+        assert (np.diff(steps.to_numpy(), axis=1) <= 1e-12).all()
+
+
+@pytest.mark.parametrize("name", ["fig10a_short_traces", "fig10b_long_traces"])
+def test_every_request_of_a_trace_ends_in_both_systems_and_none_is_served_twice(name, made):
+    _, frame = made(name)
+    ends = frame.assign(ends=frame["num_finished"] + frame["num_rejected"]).pivot(index="replicate", columns="system")
+    assert ends["ends"].nunique(axis=1).eq(1).all()
+    assert frame["served_token_frac"].between(0, 1).all()
+
+
+def test_more_memory_never_hurts_pooled_instances(study):
+    workload = fixed(1_000, 200, 60)
+    cluster, blocks = {"nodes": 1, "gpus_per_node": 2}, [130, 260, 520, 1_040]
+    base = {"model": "llama2-7b", "cluster": cluster, "workload": workload}
+    found = study.summary("memory", {"base": base, "axes": {"instance.blocks_per_gpu": blocks}})
+    assert (found["num_finished"] == 60).all()
+    assert (np.diff(found["makespan_s"]) <= 0).all()
 
 
 def test_the_debtor_gains_and_the_creditor_loses_by_what_is_moved(made):

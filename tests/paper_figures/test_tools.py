@@ -4,11 +4,13 @@ import json
 
 import pandas as pd
 import pytest
-from curves import ratio_range, ratios
+from curves import highest, ratios, settings
 from known import Known
-from page import deviation, write_page
+from page import deviation, nearest, write_page
 from sheet import row_of
-from study import NoData, Study, decode_tok_per_s, fixed, fullest_s
+from study import SWEEP_FILE, NoData, Study, decode_tok_per_s, fixed, fullest_s
+
+import infsim
 
 SWEEP = {"base": {"system": "vllm-multi", "cluster": {"nodes": 1, "gpus_per_node": 1}, "workload": fixed(100, 10, 12)}}
 
@@ -48,15 +50,29 @@ def test_the_fullest_time_is_where_most_decode():
 
 
 def test_ratios_are_of_the_best_throughputs():
-    head = {"trace": 0, "split": "chat", "engine": "graphs", "link": "100 Gb/s"}
+    head = {"trace": 0, "split": "chat", "engine": "graphs", "link": "100 Gb/s", "replicate": 0}
     rows = [("vllm-multi", 10.0), ("vllm-multi", 20.0), ("infinite-llm", 15.0), ("infinite-llm", 30.0)]
     frame = pd.DataFrame([{**head, "system": system, "output_tok_per_s": rate} for system, rate in rows])
     assert ratios(frame, "vllm-multi")["ratio"].tolist() == [1.5]
-    assert ratio_range(frame, "vllm-multi") == (1.5, 1.5)
+    assert highest(frame, "vllm-multi") == {"throughput over vllm-multi": 1.5}
+    slow = frame.assign(engine="eager-2023", output_tok_per_s=[10.0, 20.0, 30.0, 60.0])
+    assert settings(pd.concat([frame, slow]), "vllm-multi") == {
+        "trace 0, chat, graphs, 100 Gb/s": {"throughput over vllm-multi": 1.5},
+        "trace 0, chat, eager-2023, 100 Gb/s": {"throughput over vllm-multi": 3.0},
+    }
+
+
+def test_ratios_are_of_runs_with_the_same_seed():
+    head = {"trace": 0, "split": "chat", "engine": "graphs", "link": "100 Gb/s"}
+    rows = [(0, "vllm-multi", 10.0), (0, "infinite-llm", 10.0), (1, "vllm-multi", 5.0), (1, "infinite-llm", 10.0)]
+    frame = pd.DataFrame([{**head, "replicate": r, "system": s, "output_tok_per_s": rate} for r, s, rate in rows])
+    assert ratios(frame, "vllm-multi")["ratio"].tolist() == [1.0, 2.0]
+    assert highest(frame, "vllm-multi") == {"throughput over vllm-multi": 1.5}
 
 
 def entry_of(ours):
-    known = [row_of(Known("1x", "rate", 100.0, "tok/s", "fig"), ours)]
+    settings = {"fast": {"rate": ours}, "slow": {"rate": 90.0}, "other": {"speed": 100.0}}
+    known = [row_of(Known("1x", "rate", 100.0, "tok/s", "fig"), ours, settings)]
     names = {
         "figure": "1x",
         "stem": "fig01x",
@@ -73,14 +89,31 @@ def test_the_page_puts_ours_beside_the_papers(tmp_path):
     skipped = {"figure": "2", "stem": "fig02", "title": "U", "skipped": "no CSV"}
     (tmp_path / "fig02.json").write_text(json.dumps(skipped))
     text = write_page(tmp_path, tmp_path).read_text()
-    assert "| rate | 100 tok/s [fig] | 150 tok/s | **+50 %** |" in text
+    assert "| rate | 100 tok/s [fig] | 150 tok/s | **+50 %** | 90 (slow) |" in text
     assert "Claim: so." in text and "Runs: a-1." in text and "Not made here: no CSV" in text
 
 
 def test_only_large_deviations_are_bold():
-    assert deviation(row_of(Known("x", "y", 100.0, "", "A"), 120.0)) == "+20 %"
-    assert deviation(row_of(Known("x", "y", 1.0, "", "A", 2.0), 1.5)) == "within"
-    assert deviation(row_of(Known("x", "y", 0.0, "%", "A"), 3.0)) == "3 %"
+    assert deviation(row_of(Known("x", "y", 100.0, "", "A"), 120.0, {})) == "+20 %"
+    assert deviation(row_of(Known("x", "y", 1.0, "", "A", 2.0), 1.5, {})) == "within"
+    assert deviation(row_of(Known("x", "y", 0.0, "%", "A"), 3.0, {})) == "3 %"
+
+
+def test_the_nearest_setting_is_shown_only_where_ours_is_far_off():
+    settings = {"a": {"y": 70.0}, "b": {"y": 101.0}, "undefined": {"y": float("nan")}}
+    known = Known("x", "y", 100.0, "", "A")
+    assert nearest(row_of(known, 70.0, settings)) == "101 (b)"
+    assert nearest(row_of(known, 90.0, settings)) == ""
+    assert nearest(row_of(known, 70.0, {})) == ""
+    ranged = Known("x", "y", 2.0, "×", "A", 4.0)
+    assert nearest(row_of(ranged, 9.0, {"far": {"y": 9.0}, "in": {"y": 3.0}})) == "3 (in)"
+
+
+def test_a_sweeps_file_makes_the_same_runs_again(tmp_path):
+    runs = Study(tmp_path, "tiny").runs("a", SWEEP)
+    again = infsim.run(runs.folder / SWEEP_FILE, out=tmp_path / "again")
+    tables = [folder / "requests.parquet" for folder in (*runs.folders, *again.folders)]
+    assert len(tables) == 2 and tables[0].read_bytes() == tables[1].read_bytes()
 
 
 def test_figure_11_names_what_makes_its_data(tmp_path, monkeypatch, script):
