@@ -141,7 +141,8 @@ def draw_curves(axes: Axes, frame: pd.DataFrame, systems: Sequence[str]) -> None
         (x, x_bars), (y, y_bars) = spread(line["output_tok_per_s"]), spread(line["e2e_s_mean"])
         look = {"color": SYSTEM_COLOURS[system], "marker": marker, "label": system}
         axes.errorbar(x, y, xerr=x_bars, yerr=y_bars, elinewidth=0.8, **look)
-    axes.set(xlabel="output tokens per s", ylabel="mean latency, s", xlim=(0, None))
+    most = float(chosen["output_tok_per_s"].max())
+    axes.set(xlabel="output tokens per s", ylabel="mean latency, s", xlim=(0, 1.06 * most))
     log_scale(axes)
 
 

@@ -30,7 +30,8 @@ WHY = (
     "The ratio of contexts is the number of instances, less what each keeps back: 32 for one GPU an instance, 8 for "
     "four; the paper's 2-19 is of its own choice of instances a model. How the paper cut LLaMA2-7B and 13B over all GPUs "
     "is not known: here the tensor parallel degree must divide the heads, which leaves few heads a GPU and all-reduces "
-    "across nodes. At 125 MB/s a context that spans nodes decodes at the pace of its queries' round trips (figure 6)."
+    "across nodes, and `graphs` does not split the KV of a row of all heads (figure 10b). At 125 MB/s a context that "
+    "spans nodes decodes at the pace of its queries' round trips (figure 6)."
 )
 SYSTEMS = ("vllm-multi", "vllm-single", "infinite-llm")
 LENGTHS = (1_000, 10_000, 50_000, 100_000, 300_000, 1_000_000)

@@ -36,7 +36,7 @@ def plan_of(study: Study) -> Plan:
         RIVAL,
         traces=study.pick((0,), (0, 1, 2), (0, 1, 2)),
         rates_rps=study.pick((4.0,), (0.25, 0.5, 2.0), (1.0, 2.0, 4.0, 6.0, 8.0, 16.0)),
-        num_requests=study.pick(20, 200, 2_000),
+        num_requests=study.pick(20, 120, 2_000),
         base={"cluster": {"nodes": nodes, "gpus_per_node": gpus_per_node}},
         splits=study.pick(("balanced",), SPLITS, SPLITS),
         variants=study.pick((), ALL_VARIANTS[::2], ALL_VARIANTS),

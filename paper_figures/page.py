@@ -86,4 +86,6 @@ def nearest(row: Mapping[str, Any]) -> str:
     """Where ours wants an explanation: the figure's setting that comes nearest to the paper's value."""
     found, frac = row["nearest"], row["deviation_frac"]
     wanted = abs(frac) > INVESTIGATE_FRAC if frac is not None else row["ours"] != row["paper"]
-    return f"{number(found['ours'])} ({found['setting']})" if found and wanted else ""
+    if not found or not wanted:
+        return ""
+    return "none nearer" if found["ours"] == row["ours"] else f"{number(found['ours'])} ({found['setting']})"

@@ -32,6 +32,17 @@ def test_without_out_a_temporary_folder_holds_the_runs():
     assert runs.folder.is_dir() and runs.summary["num_requests"].tolist() == [3, 3]
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_a_ray_cluster_carries_the_runs_out(tmp_path):
+    ray = pytest.importorskip("ray")
+    try:
+        on_ray = infsim.run(CONFIG, out=tmp_path / "ray", workers=2, ray="local")
+    finally:
+        ray.shutdown()
+    assert on_ray.requests.equals(infsim.run(CONFIG, out=tmp_path / "here").requests)
+
+
 def test_mistakes_are_input_errors_and_failed_runs_run_errors(tmp_path):
     with pytest.raises(InputError, match="unknown key 'sed'"):
         infsim.run(CONFIG, sed=1)

@@ -70,15 +70,18 @@ def test_memory_grows_with_the_batch_and_nothing_exceeds_its_whole(made):
 
 def test_shipping_the_query_is_faster_than_shipping_kv_at_every_length(made):
     _, frame = made("fig04c_ship_query")
-    times = frame.set_index(["way", "link", "remote_share_frac", "context_tokens"])["time_s"]
+    times = frame.set_index(["way", "engine", "link", "place", "context_tokens"])["time_s"]
     assert (times["ship query"] < times["ship KV"]).all()
 
 
 def test_shipping_more_kv_never_takes_less_time(made):
     _, frame = made("fig04c_ship_query")
-    for _, line in frame[frame["way"] == "ship KV"].groupby(["link", "context_tokens"]):
-        assert (np.diff(line.sort_values("remote_share_frac")["time_s"]) > 0).all()
-    for _, line in frame.groupby(["way", "link", "remote_share_frac"]):
+    for _, line in frame[frame["way"] == "ship KV"].groupby(["engine", "link", "context_tokens"]):
+        by_place = line.set_index("place")["time_s"]
+        assert (
+            np.diff(by_place[[f"{share} KV on another GPU" for share in ("1/2 of the", "3/4 of the", "all")]]) > 0
+        ).all()
+    for _, line in frame.groupby(["way", "engine", "link", "place"]):
         assert (np.diff(line.sort_values("context_tokens")["time_s"]) > 0).all()
 
 

@@ -105,8 +105,9 @@ def test_the_nearest_setting_is_shown_only_where_ours_is_far_off():
     assert nearest(row_of(known, 70.0, settings)) == "101 (b)"
     assert nearest(row_of(known, 90.0, settings)) == ""
     assert nearest(row_of(known, 70.0, {})) == ""
+    assert nearest(row_of(known, 70.0, {"a": {"y": 70.0}, "b": {"y": 1.0}})) == "none nearer"
     ranged = Known("x", "y", 2.0, "×", "A", 4.0)
-    assert nearest(row_of(ranged, 9.0, {"far": {"y": 9.0}, "in": {"y": 3.0}})) == "3 (in)"
+    assert nearest(row_of(ranged, 9.0, {"far": {"y": 8.0}, "in": {"y": 3.0}})) == "3 (in)"
 
 
 def test_a_sweeps_file_makes_the_same_runs_again(tmp_path):
