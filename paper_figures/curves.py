@@ -59,7 +59,7 @@ def table(study: Study, plan: Plan) -> pd.DataFrame:
         "num_finished",
         "num_rejected",
     ]
-    columns += ["served_token_frac", "kv_util_frac", "batch_mean", "num_moves", "run"]
+    columns += ["window_kind", "served_token_frac", "kv_util_frac", "batch_mean", "num_moves", "run"]
     return pd.concat([head, found[columns]], axis=1)
 
 
