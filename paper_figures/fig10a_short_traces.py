@@ -24,7 +24,7 @@ PARTS = "Simulated: every point is a run (A100 pack; engine and link as named)."
 WHY = (
     "The paper's lengths, outputs and arrivals are not known, and they decide how often memory runs out at one "
     "instance while others have room. Both systems dispatch by running and waiting work here; the paper's router is not "
-    "known, and a blind one leaves more to gain. Figure 10s varies what is unknown, one thing at a time."
+    "known. Figure 10s varies what is unknown, one thing at a time."
 )
 RIVAL = "vllm-multi"
 

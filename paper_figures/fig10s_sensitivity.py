@@ -52,7 +52,7 @@ COMMON = {"link": "100 Gb/s", "split": "balanced"}
 def halves(study: Study) -> tuple[Half, Half]:
     return (
         Half("10a", "vllm-multi", SHORT_TRACES, COMMON | {"trace": 0, "instances": 4}, 0.5, study.pick(10, 50, 200)),
-        Half("10b", "vllm-single", LONG_TRACES, COMMON | {"trace": 4, "instances": 8}, 0.1, study.pick(3, 8, 100)),
+        Half("10b", "vllm-single", LONG_TRACES, COMMON | {"trace": 4, "instances": 8}, 0.1, study.pick(3, 5, 100)),
     )
 
 
