@@ -46,10 +46,10 @@ class Executor:
         shape = (step.decode_rows, step.chunks, step.remote, step.chunk_remote)
         self.batch_changed = bool(step.joined or step.left or self._finished or shape != self._shape)
         self._shape = shape
-        self._price = price_step(self.cost, step, around)
         self.end_iterations = step.max_iterations
         if step.decode_rows:
             self.end_iterations = min(step.max_iterations, self._first_finish() - self._counter)
+        self._price = price_step(self.cost, step, around, self.end_iterations)
 
     @property
     def end_s(self) -> float:

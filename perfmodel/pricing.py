@@ -45,8 +45,12 @@ class StepPrice(NamedTuple):
     host_s: float
 
 
-def price_step(cost: CostModel, step: StartIterations, around: Surroundings) -> StepPrice:
-    """Iteration j = max(launches, kernels + max(local attention(j), remote attention)) + host, stretched by what is served.
+def price_step(
+    cost: CostModel, step: StartIterations, around: Surroundings, iterations: int | None = None
+) -> StepPrice:
+    """Prices the first `iterations` of a step (None: all).
+
+    Iteration j = max(launches, kernels + max(local attention(j), remote attention)) + host, stretched by what is served.
 
     Local decode attention grows with j; what is on other instances does not.
     """
@@ -75,20 +79,21 @@ def price_step(cost: CostModel, step: StartIterations, around: Surroundings) -> 
             bends.append((early, late))
         else:
             lines.append(late)
-    alone = step_time(step, host_s, lines, bends)
+    limit = iterations or step.max_iterations
+    alone = step_time(limit, host_s, lines, bends)
     if not step.remote and not step.chunk_remote:
         return StepPrice(alone, alone, new_tokens, own_kernel_s, host_s)
     remote_s = cost.instance.model.num_layers * (
         _decode_layer_s(cost, step.remote, around) + _chunk_layer_s(cost, step.chunk_remote, around)
     )
-    time = step_time(step, host_s, [*lines, (kernel_s + remote_s, 0.0)], bends)
+    time = step_time(limit, host_s, [*lines, (kernel_s + remote_s, 0.0)], bends)
     return StepPrice(time, alone, new_tokens, own_kernel_s, host_s)
 
 
-def step_time(step: StartIterations, host_s: float, lines: Sequence[Line], bends: Sequence[Bend]) -> StepTime:
-    """A step of one iteration needs no envelope: the highest line at its start."""
-    if step.max_iterations > 1:
-        return StepTime(host_s, lines, bends)
+def step_time(iterations: int, host_s: float, lines: Sequence[Line], bends: Sequence[Bend]) -> StepTime:
+    """A single iteration needs no envelope: the highest line at its start."""
+    if iterations > 1:
+        return StepTime(host_s, lines, bends, iterations)
     first_s = max([intercept for intercept, _ in lines] + [min(early[0], late[0]) for early, late in bends])
     return StepTime(host_s, [(first_s, 0.0)])
 

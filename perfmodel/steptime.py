@@ -7,7 +7,7 @@ as much to price as one.
 """
 
 from collections.abc import Sequence
-from math import sqrt
+from math import inf, sqrt
 
 Line = tuple[float, float]  # (intercept in seconds, slope in seconds per iteration ≥ 0)
 Bend = tuple[Line, Line]  # the steeper one first
@@ -18,9 +18,9 @@ class StepTime:
 
     __slots__ = ("_segments", "offset_s")
 
-    def __init__(self, offset_s: float, lines: Sequence[Line], bends: Sequence[Bend] = ()) -> None:
+    def __init__(self, offset_s: float, lines: Sequence[Line], bends: Sequence[Bend] = (), limit: float = inf) -> None:
         self.offset_s = offset_s
-        self._segments = _bent_envelope(lines, bends) if bends else _envelope(lines)
+        self._segments = _bent_envelope(lines, bends, limit) if bends else _envelope(lines, limit)
 
     def duration_s(self, j: int) -> float:
         """Seconds of iteration `j` alone."""
@@ -68,8 +68,8 @@ def _solve(elapsed_s: float, base_s: float, growth_s: float) -> int:
     return int((sqrt(half * half + 2 * growth_s * elapsed_s) - half) / growth_s)
 
 
-def _envelope(lines: Sequence[Line]) -> list[tuple[int, float, float]]:
-    """Upper envelope over j = 0, 1, …: (first j, intercept, slope), slopes rising."""
+def _envelope(lines: Sequence[Line], limit: float = inf) -> list[tuple[int, float, float]]:
+    """Upper envelope over j = 0, 1, … below `limit`: (first j, intercept, slope), slopes rising."""
     if len(lines) == 1:
         return [(0, *lines[0])]
     first, (intercept, slope) = 0, max(lines)
@@ -84,17 +84,20 @@ def _envelope(lines: Sequence[Line]) -> list[tuple[int, float, float]]:
             return segments
         # the next to cross; of those that cross before the same iteration, the one on top there
         first, intercept, slope = min(steeper, key=lambda s: (s[0], -(s[1] + s[2] * s[0]), -s[2]))
+        if first >= limit:
+            return segments
         segments.append((first, intercept, slope))
 
 
-def _bent_envelope(lines: Sequence[Line], bends: Sequence[Bend]) -> list[tuple[int, float, float]]:
+def _bent_envelope(lines: Sequence[Line], bends: Sequence[Bend], limit: float) -> list[tuple[int, float, float]]:
     """The envelope piece by piece: between the iterations at which a bend passes to its second line, all are straight."""
-    starts = sorted({0, *(_passes(bend) for bend in bends)})
+    passes = [_passes(bend) for bend in bends]
+    starts = sorted({0, *(start for start in passes if start < limit)})
     segments = []
     for start, end in zip(starts, [*starts[1:], None], strict=True):
-        lower = [later if start >= _passes((early, later)) else early for early, later in bends]
+        lower = [later if start >= turn else early for (early, later), turn in zip(bends, passes, strict=True)]
         shifted = [(intercept + slope * start, slope) for intercept, slope in (*lines, *lower)]
-        for first, intercept, slope in _envelope(shifted):
+        for first, intercept, slope in _envelope(shifted, limit - start):
             if end is None or start + first < end:
                 segments.append((start + first, intercept - slope * start, slope))
     return segments
