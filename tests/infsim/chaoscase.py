@@ -161,7 +161,7 @@ def draw_kills(draw, span_s):
 
 
 def draw_accusations(draw, span_s):
-    return tuple((draw.uniform(0.5, span_s), draw.randrange(INSTANCES)) for _ in range(draw.randint(1, 5)))
+    return tuple((draw.uniform(0.5, span_s), draw.randrange(INSTANCES)) for _ in range(draw.randint(2, 8)))
 
 
 def draw_chaos(draw, load):

@@ -41,11 +41,11 @@ def ask_back(sim, manager, number):
 
 
 def take_back(sim, manager, number):
-    """A debtor takes one of its loans back: now, or every other time just before its step ends."""
+    """A debtor takes one of its loans back: just before its step ends, or every fourth time now."""
     held = [loan for loan in manager.borrower.debtor.loans.values() if loan.state == State.HELD and not loan.fetch]
     if held:
         executor, loan = sim.executors[manager.instance], held[number % len(held)]
-        wait_s = 0.95 * max(0.0, executor.end_s - sim.env.now) if number % 2 and executor.step else 0.0
+        wait_s = 0.95 * max(0.0, executor.end_s - sim.env.now) if number % 4 and executor.step else 0.0
         sim._at(sim.env.now + wait_s, Kind.SAMPLE, DISPATCHER, partial(fetch, sim, manager, loan, number))
     return bool(held)
 
@@ -58,7 +58,7 @@ def fetch(sim, manager, loan, number):
     if manager.borrower.move_back(loan):
         sim.fates[loan.id] = partial(strike, sim, manager, loan, number)
         sim._deliver(manager.instance, TimerFired())
-        if number % 2:
+        if number % 4:
             order_preemption(sim, manager, loan.req_id)
 
 
