@@ -232,30 +232,32 @@ class GManager:
     def _parts(self, need: Need, debtor: int) -> tuple[tuple[int, int, int], ...]:
         """Who takes how much, in the order of positions, each up to its headroom; nothing where they have not enough together.
 
-        Near instances first: a prompt in equal shares and turns, so that all of them compute at every time, the home taking
-        part with what it need not place elsewhere, less its headroom, since the request will grow. Beyond them as few as can
-        be: each one costs the slower link a query more.
+        A prompt goes to near instances that are idle first, in equal shares and turns, so that all of them compute at every
+        time, the home taking part with what it need not place elsewhere, less its headroom, since the request will grow. Then
+        come near ones that run requests, then far ones, as few of them as can be: the requests there are held up, and each far
+        one costs the slower link a query more.
         """
-        rooms = {
-            i: max(0, known.load.free_blocks - known.load.headroom_blocks)
-            for i, known in self.instances.items()
-            if i != debtor
-        }
+        loads = {i: known.load for i, known in self.instances.items()}
+        rooms = {i: max(0, load.free_blocks - load.headroom_blocks) for i, load in loads.items() if i != debtor}
         room = sum(rooms.values())
-        wanted = min(need.num_blocks, room) if need.grows else need.num_blocks
-        if not 0 < wanted <= room:
+        left = min(need.num_blocks, room) if need.grows else need.num_blocks
+        if not 0 < left <= room:
             return ()
-        kept = min(self.instances[debtor].load.headroom_blocks, need.more_blocks, room - wanted)
         speed = {i: self.facts.link(debtor, i).bytes_per_s for i in rooms}
-        near = {i: room for i, room in rooms.items() if speed[i] == max(speed.values())}
-        if need.grows:
-            shares = fill(near, wanted)
-        else:
-            shares = share_evenly({**near, debtor: need.more_blocks - kept}, wanted + need.more_blocks)
-            shares.pop(debtor, None)
-            wanted += kept
-        far = fill({i: room for i, room in rooms.items() if i not in near}, wanted - sum(shares.values()))
-        parts = [*deal(shares), *far.items()]
+        near = [i for i in rooms if speed[i] == max(speed.values())]
+        idle: dict[int, int] = {}
+        if not need.grows:
+            kept = min(loads[debtor].headroom_blocks, need.more_blocks, room - left)
+            left += kept
+            at_home = {debtor: need.more_blocks - kept}
+            idle = share_evenly(at_home | {i: rooms[i] for i in near if loads[i].idle}, left + at_home[debtor])
+            idle.pop(debtor, None)
+        parts = deal(idle)
+        left -= sum(idle.values())
+        for tier in (set(near) - set(idle), set(rooms) - set(near)):
+            few = fill({i: rooms[i] for i in tier}, left)
+            parts += few.items()
+            left -= sum(few.values())
         return tuple((i, self.instances[i].incarnation, n) for i, n in parts)
 
     def _make_room(self, need: Need) -> list[Command]:

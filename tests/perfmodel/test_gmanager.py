@@ -49,10 +49,10 @@ class Talk:
         self.gmanager = GManager(facts, PARAMS, placement or Planned(), incarnation, now_s)
         self.now_s, self.seqs = now_s, {}
 
-    def beat(self, instance, free=10, needs=(), incarnation=1, headroom=0, **fields):
+    def beat(self, instance, free=10, needs=(), incarnation=1, headroom=0, batch=0, **fields):
         """A full heartbeat, unless told otherwise. needs: (req_id, blocks, sequence[, grows])."""
         self.seqs[instance] = seq = fields.pop("seq", self.seqs.get(instance, 0) + 1)
-        load = Load(10, free, 0, 0, headroom, 0, 0, (), (), (), (), 0.0)
+        load = Load(10, free, 0, 0, headroom, batch, 0, (), (), (), (), 0.0)
         needs = tuple(Need(*need) for need in needs)
         values = {"full": True, "entries": (), "outcomes": (), "open_order": None, "youngest": None, **fields}
         return self.say(instance, Heartbeat(incarnation, seq, load=load, needs=needs, **values))
@@ -166,7 +166,7 @@ def test_a_need_is_granted_whole_and_never_by_its_own_instance():
     assert (receiver, order.kind, order.parts) == (0, "capacity", ((1, 1, 6), (2, 1, 6)))
 
 
-def test_near_instances_share_evenly_and_few_far_ones_take_the_rest():
+def test_near_idle_instances_share_evenly_and_few_far_ones_take_the_rest():
     ((_, order),) = orders(needy((7, 30, 1), frees=(0, 6, 9, 4, 10, 8))[1])
     assert order.parts == ((1, 1, 6), (2, 1, 9), (4, 1, 10), (5, 1, 5))
 
@@ -183,6 +183,14 @@ def test_the_home_keeps_its_headroom_where_the_others_have_room():
             talk.beat(instance, free)
         ((_, order),) = orders(talk.beat(0, free=more, headroom=2, needs=[(7, 6, 1, False, more)]))
         assert order.parts == parts
+
+
+def test_instances_that_run_requests_are_spared():
+    talk = Talk(3)
+    talk.beat(1, 9, batch=2)
+    talk.beat(2, 6)
+    ((_, order),) = orders(talk.beat(0, free=0, needs=[(7, 8, 1)]))
+    assert order.parts == ((2, 1, 6), (1, 1, 2))
 
 
 def test_large_shares_are_handed_out_in_turns():
