@@ -55,7 +55,9 @@ def fetch(sim, manager, loan, number):
     if not is_there(sim, manager, loan):
         return
     sim._settle(manager.instance)
+    free = manager.pool.free
     if manager.borrower.move_back(loan):
+        manager._adjust_step(free)  # as after every event of its own
         sim.fates[loan.id] = partial(strike, sim, manager, loan, number)
         sim._deliver(manager.instance, TimerFired())
         if number % 4:
