@@ -222,7 +222,7 @@ class Shadow:
         if not any(isinstance(command, StartIterations) for command in commands):
             assert pool.free >= creditor.headroom_blocks, f"instance {manager.instance} lends its headroom: {new}"
         cap = int(creditor.params.lent_cap_frac * pool.total)
-        if not all(loan.capacity for loan in new):
+        if not any(loan.capacity for loan in new):
             assert pool.lent + pool.reserved <= cap, f"instance {manager.instance} lends more than {cap} blocks: {new}"
 
     def _check_fence(self, manager, event):
