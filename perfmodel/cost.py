@@ -133,14 +133,15 @@ class CostModel:
         return self._decode[rows]
 
     def _price_decode(self, first: int) -> None:
-        """Prices ROWS_AT_ONCE batch sizes: a law takes arrays."""
+        """Prices ROWS_AT_ONCE batch sizes: a law takes arrays. A pipeline waits for its largest micro-batch and its context."""
         stages, layers = self.instance.pipeline_parallel, self.instance.model.num_layers
         counts = np.arange(max(1, first), first + ROWS_AT_ONCE)
-        columns = [column.tolist() for column in self._decode_law.affine(-(-counts // stages), *self.heads)]
+        micro = -(-counts // stages)
+        columns = [column.tolist() for column in self._decode_law.affine(micro, *self.heads)]
         self._decode[0] = DecodeTerms(0.0, 0.0, 0.0)
-        for rows, *terms in zip(counts.tolist(), *columns, strict=True):
+        for rows, micro_rows, *terms in zip(counts.tolist(), micro.tolist(), *columns, strict=True):
             factor = layers * self.scale["decode_attention"] * self.curves.factor("decode_attention", rows)
-            self._decode[rows] = DecodeTerms(*terms).times(factor, factor / stages)
+            self._decode[rows] = DecodeTerms(*terms).times(factor, factor * micro_rows / rows)
 
     def decode_table(self, rows: int) -> NDArray[np.float64]:
         """kernel_s, launch_s, host_s, floor_s, base_s, s_per_token of decode iterations: [6, more than `rows`], by rows."""

@@ -5,7 +5,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experiments.catalogue import load_engine, load_gpu, load_link, load_model
@@ -57,6 +57,8 @@ def test_kernels_are_monotone_in_tokens_and_rows(cost, few, more):
 
 @settings(deadline=None)
 @given(costs(), st.integers(1, 600), st.integers(0, 600), contexts, contexts)
+@example(make("llama2-7b", tp=4, pp=2), 2, 1, 60_000, 1)
+@example(make("llama2-70b", "h200-141gb", 8, 2), 32, 1, 60_000, 1)
 def test_decode_attention_is_monotone_in_rows_and_context(cost, rows, more_rows, context, more_context):
     """More rows of the same context, or the same rows with more of it, never take less time."""
     one = cost.decode_attention_s(rows, rows * context)
