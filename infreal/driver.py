@@ -17,15 +17,16 @@ from infreal.dist_attention import Serving
 from infreal.executor import Executor
 from infreal.layout import freeze, lent_blocks, reads_by_creditor
 from infreal.model import Decoder
-from infreal.moves import POST_S, Move, Moves, start_store
+from infreal.moves import Move, Moves, start_store
 from infreal.requests import Requests
 from infreal.transport import TransportError
 from infreal.transport.in_process import CooperativeTransport, InProcessNetwork
 from perfmodel.cluster import ClusterSpec, build_machines
 from perfmodel.errors import RunError
-from perfmodel.journal import Journal, Observer
+from perfmodel.journal import STALL_S, Journal, Observer
 from perfmodel.messages import (
     DISPATCHER,
+    POST_S,
     Address,
     Command,
     CutIterations,
@@ -52,7 +53,6 @@ from perfmodel.messages import (
 )
 from perfmodel.records import RunResult
 
-STALL_S = 600.0  # seconds without an iteration, an arrival or a copy after which a run counts as stuck
 INF = float("inf")
 
 
@@ -240,14 +240,10 @@ class InProcess:
         self, debtor: int, creditor: int, number: int, loans: tuple[tuple[LoanId, int], ...]
     ) -> tuple[LoanId, ...]:
         """Ask a creditor to serve a read. Returns the loans that it refuses."""
-        refused: tuple[LoanId, ...] = ()
-        commands = self.journal.handle(creditor, ReadStarted(debtor, number, loans), self.clock.now_s())
+        refused, commands = self.journal.ask(creditor, ReadStarted(debtor, number, loans), self.clock.now_s())
         self._due_s[creditor] = self.machines[creditor].next_deadline_s()
         for command in commands:
-            if isinstance(command, RefuseRead):
-                refused = command.stale
-            elif not isinstance(command, Serve):
-                self._perform(creditor, command)
+            self._perform(creditor, command)
         return refused
 
     def _close_reads(self, debtor: int) -> None:
@@ -324,6 +320,4 @@ class InProcess:
     def _check_progress(self, now_s: float) -> None:
         busy = any(executor.step is not None for executor in self.executors) or self.journal.waits_for_arrivals
         if not busy and now_s - self._progress_s >= STALL_S:
-            open_ids = self.journal.open_requests()
-            first = f"stalled: nothing has happened for {STALL_S:g} s; {len(open_ids)} requests are open"
-            raise RunError("\n".join([f"{first} (first: {open_ids[:5]})", *self.journal.story()]))
+            raise RunError(self.journal.story(f"{STALL_S:g} s"))

@@ -10,8 +10,6 @@ from infreal.dist_attention import FETCH, STORE, tag_of
 from infreal.executor import Executor
 from perfmodel.messages import LoanId, PostReceive, StartTransfer, TransferId
 
-POST_S = 1.0  # a Store whose receive has not been posted by then is given up at the sender
-
 
 @dataclass(slots=True)
 class Move:

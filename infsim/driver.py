@@ -14,13 +14,14 @@ from infsim.clockwork import Clockwork, Kind
 from infsim.executor import Executor
 from infsim.links import Links
 from infsim.surroundings import Published
-from infsim.transfers import POST_S, Transfer, Transfers
+from infsim.transfers import Transfer, Transfers
 from perfmodel.cluster import ClusterSpec, Workload, build_machines
 from perfmodel.errors import RunError
-from perfmodel.journal import Journal, Observer
+from perfmodel.journal import STALL_S, Journal, Observer
 from perfmodel.messages import (
     DISPATCHER,
     GMANAGER,
+    POST_S,
     Address,
     Command,
     CutIterations,
@@ -50,7 +51,6 @@ from perfmodel.messages import (
 )
 from perfmodel.records import RunResult
 
-STALL_S = 600.0  # virtual seconds without an iteration, an arrival or a transfer after which a run counts as stuck
 CLOCK_TICK_S = 1e-9
 INF = float("inf")
 
@@ -281,12 +281,9 @@ class Simulation:
     ) -> tuple[LoanId, ...]:
         """Ask a creditor to serve a read; returns the loans it refuses."""
         self._settle(creditor)
-        refused: tuple[LoanId, ...] = ()
-        for command in self.journal.handle(creditor, ReadStarted(debtor, read, entries), self._local_s(creditor)):
-            if isinstance(command, RefuseRead):
-                refused = command.stale
-            elif not isinstance(command, Serve):
-                self._perform(creditor, command)
+        refused, commands = self.journal.ask(creditor, ReadStarted(debtor, read, entries), self._local_s(creditor))
+        for command in commands:
+            self._perform(creditor, command)
         return refused
 
     def _close_reads(self, debtor: int) -> None:
@@ -481,15 +478,7 @@ class Simulation:
         busy = any(executor.step is not None for executor in self.executors) or len(self.transfers) > 0
         if busy or self.journal.waits_for_arrivals or self.env.now - self._progress_s < STALL_S:
             return
-        raise RunError(self._story())
-
-    def _story(self) -> str:
-        open_ids = self.journal.open_requests()
-        first = (
-            f"stalled: nothing has happened for {STALL_S:g} s of virtual time; {len(open_ids)} requests are open "
-            f"(first: {open_ids[:5]})"
-        )
-        return "\n".join([first, *self.journal.story()])
+        raise RunError(self.journal.story(f"{STALL_S:g} s of virtual time"))
 
     def _basis_s(self) -> dict[str, float]:
         sums: dict[str, float] = {}

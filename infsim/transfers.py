@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from infsim.links import Links
 from perfmodel.messages import LoanId, PostReceive, StartFetch, StartTransfer, TransferId
 
-POST_S = 1.0  # a Store whose receive has not been posted by then is given up at the sender
-
 
 @dataclass(slots=True)
 class Transfer:

@@ -10,7 +10,7 @@ with the host of simulators.md and the share of its time in which an instance se
   of the debtor: its iterations get as much longer as it serves meanwhile. In the paper's T_creditor = T_lyr + K/g both iterate
   at the same pace. (perfmodel.pricing stretches kernels and local attention alone. To stretch the host's part and the waits too
   is a little dearer, and keeps the argument below true. So does leaving out the early lines of `DecodeTerms`: attention of a few
-rows with short contexts counts as more than it is.)
+  rows with short contexts counts as more than it is.)
 
 **Where the best k lies.** Between breakpoints β′ and β_c are constant, the debtor's iteration is one of the lines under its
 max(…), hence a + b·k, and the MA served is affine in k. So TPS is β′/(a + b·k) there, plus a constant (a creditor whose

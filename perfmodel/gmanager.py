@@ -238,7 +238,7 @@ class GManager:
         one costs the slower link a query more.
         """
         loads = {i: known.load for i, known in self.instances.items()}
-        rooms = {i: max(0, load.free_blocks - load.headroom_blocks) for i, load in loads.items() if i != debtor}
+        rooms = {i: load.room_blocks for i, load in loads.items() if i != debtor}
         room = sum(rooms.values())
         left = min(need.num_blocks, room) if need.grows else need.num_blocks
         if not 0 < left <= room:

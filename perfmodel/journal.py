@@ -13,15 +13,20 @@ from perfmodel.messages import (
     Address,
     Command,
     Event,
+    LoanId,
+    ReadStarted,
+    RefuseRead,
     Request,
     RequestArrived,
     RequestOutcome,
+    Serve,
     StartIterations,
     machine_name,
 )
 from perfmodel.records import Collector, Counters, RunResult, total, window_marks
 
 STORY_EVENTS = 12
+STALL_S = 600.0  # without an iteration, an arrival or a transfer, after which a run counts as stuck
 
 
 class Observer(Protocol):
@@ -82,14 +87,21 @@ class Journal:
         if self.observer:
             self.observer.note(now_s, what, **values)
 
-    def story(self) -> list[str]:
-        """What the instances that are not at rest are in, and what they last heard, as lines."""
-        lines = []
+    def ask(self, creditor: Address, read: ReadStarted, now_s: float) -> tuple[tuple[LoanId, ...], list[Command]]:
+        """Ask a creditor to serve a read: the loans that it refuses, and what it commands besides its answer."""
+        commands = self.handle(creditor, read, now_s)
+        refused = next((command.stale for command in commands if isinstance(command, RefuseRead)), ())
+        return refused, [command for command in commands if not isinstance(command, Serve | RefuseRead)]
+
+    def story(self, idle: str) -> str:
+        """Of a run in which nothing has happened for `idle`: the state of the instances not at rest, and what they last heard."""
+        open_ids = self.open_requests()
+        lines = [f"stalled: nothing has happened for {idle}; {len(open_ids)} requests are open (first: {open_ids[:5]})"]
         for instance, manager in enumerate(self.machines.rmanagers):
             if not manager.at_rest:
                 lines.append(f"{machine_name(instance)}: {manager.sample()}")
                 lines += [f"  {t_s:.6f} {event}" for t_s, event in self._stories[instance]]
-        return lines
+        return "\n".join(lines)
 
     # ---- requests ------------------------------------------------------------------------------------------------------------
     def first_arrivals(self) -> list[tuple[int, float]]:

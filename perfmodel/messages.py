@@ -11,6 +11,7 @@ from perfmodel.view import Load, RemoteRead
 
 DISPATCHER = -1
 GMANAGER = -2
+POST_S = 1.0  # a Store whose receive has not been posted by then is given up at the sender
 
 Address = int
 

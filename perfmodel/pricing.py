@@ -15,9 +15,8 @@ from perfmodel.steptime import Bend, Line, StepTime
 from perfmodel.view import RemoteRead
 
 MAX_SERVED_SHARE = 0.9  # an instance that serves others more than this has its own work served first
-CHUNK_SHARE = (
-    1 / 3
-)  # of a creditor's time, for the queries of one prompt: its own iterations get at most 1.5 times as long
+# of a creditor's time, for the queries of one prompt: its own iterations get at most 1.5 times as long
+CHUNK_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,11 @@ class Load:
         return 1 - self.free_blocks / self.total_blocks
 
     @property
+    def room_blocks(self) -> int:
+        """Free blocks beyond the headroom."""
+        return max(0, self.free_blocks - self.headroom_blocks)
+
+    @property
     def kept_blocks(self) -> int:
         """Blocks kept back from the next prompt: the headroom, except that an idle instance takes any prompt that fits."""
         return 0 if self.idle else self.headroom_blocks

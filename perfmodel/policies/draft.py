@@ -14,14 +14,14 @@ class Draft:
         self.loads = dict(view.loads)
         self.moves: list[Move] = []
         self._view = view
-        self.spare_blocks = max(0, sum(map(free_room, view.loads.values())) - view.room_kept_blocks)
+        self.spare_blocks = max(0, sum(load.room_blocks for load in view.loads.values()) - view.room_kept_blocks)
 
     def room_blocks(self, instance: int) -> int:
         """Blocks that the throughput path may still lend here: free ones less headroom, below the lent cap, and cluster-wide
         no more than a waiting capacity order leaves."""
         load = self.loads[instance]
         cap = int(self._view.params.lent_cap_frac * load.total_blocks) - load.lent_blocks
-        return max(0, min(free_room(load), cap, self.spare_blocks))
+        return max(0, min(load.room_blocks, cap, self.spare_blocks))
 
     def pace_blocks(self, instance: int) -> int:
         """Blocks that a debtor can move within a period, less those on their way."""
@@ -39,11 +39,6 @@ class Draft:
         self.spare_blocks -= move.num_blocks
         self.loads[move.src] = _lend(self.loads[move.src], move, tokens)
         self.loads[move.dst] = _take(self.loads[move.dst], move, tokens, self.loads[move.src].batch)
-
-
-def free_room(load: Load) -> int:
-    """Free blocks beyond the headroom."""
-    return max(0, load.free_blocks - load.headroom_blocks)
 
 
 def _lend(load: Load, move: Move, tokens: int) -> Load:
