@@ -16,7 +16,7 @@ from infreal.kernels.partial import packed_numel
 from infreal.model import LocalAttention
 from infreal.transport import Transport
 
-QUERY, ANSWER, STORE, FETCH = range(4)  # what a message carries
+QUERY, ANSWER, STORE, FETCH = range(4)  # what a message carries; blocks go by the transport's lane 1, see `lane_of`
 
 
 def tag_of(kind: int, number: int) -> int:

@@ -1,14 +1,15 @@
 """The data plane between instances: messages into buffers that were posted for them, byte counters, deadlines.
 
-One interface, several carriers: in one process (`in_process`, deterministic, for tests, for the rivals, and for one GPU that
-several instances share), later gloo and NCCL with the Ray backend. What travels (queries, partial states, KV blocks) is no
+One interface, two carriers: in one process (`in_process`, deterministic, for tests, for the rivals, and for one GPU that several
+instances share), and between processes (`gloo`). What travels (queries, partial states, KV blocks) is no
 concern of a transport. Control messages do not come this way.
 
 Rules that every carrier keeps:
 - Receives for one (peer, tag) match sends for it in order; different tags do not wait for one another.
 - A posted buffer belongs to the transport until its wait returns; a sent buffer is free again when `send` returns.
 - After a time-out the pair with that peer is broken: sending and posting raise until both sides have called `reset`.
-  Nothing of before a reset is delivered after it.
+  Nothing of before a reset is delivered after it. Between processes a side may notice late that the other has reset: what it sends
+  until then is lost.
 """
 
 from dataclasses import dataclass, field
@@ -47,6 +48,11 @@ class Traffic:
 
     def count_received(self, peer: int, num_bytes: int) -> None:
         self.received_bytes[peer] = self.received_bytes.get(peer, 0) + num_bytes
+
+
+def lane_of(tag: int) -> int:
+    """Lane of a message, from bit 1 of its tag. 0: what somebody waits for · 1: bulk, which must never sit in front of it."""
+    return tag >> 1 & 1
 
 
 class Transport(Protocol):

@@ -39,3 +39,20 @@ def smollm2():
     except ModelError as error:
         pytest.skip(str(error))
     return checkpoint.tokenizer(), load_decoder(checkpoint, torch.float32)
+
+
+@pytest.fixture(params=["in_process", "gloo"])
+def network(request: pytest.FixtureRequest):
+    """A maker of networks of so many ranks, all in this process, over each carrier."""
+    from transport_tools import CARRIERS
+
+    made = []
+
+    def make(num_ranks: int = 2):
+        made.append(CARRIERS[request.param](num_ranks))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for rank in range(len(one.endpoints)):
+            one.kill(rank)

@@ -122,7 +122,7 @@ def test_a_creditor_that_does_not_answer_ends_the_iteration_by_its_deadline():
     assert instances.executors[0].texts[0].new_ids == []
 
 
-def test_two_instances_that_read_from_each_other_do_not_wait_for_ever():
+def test_two_instances_that_read_from_each_other_do_not_wait_for_ever(network):
     """Each serves from a thread of its own, apart from its own waits."""
     decoder, ids, blocks = tiny_decoder(), random_ids(21, 5), list(range(POOL_BLOCKS))
     pool = nan_pool(decoder, POOL_BLOCKS)
@@ -145,5 +145,5 @@ def test_two_instances_that_read_from_each_other_do_not_wait_for_ever():
         local = decoder.local_attention(batch, own, "torch")
         return decoder.forward(batch, DistAttention(local, [part], endpoint, time.monotonic, deadline_s=10.0))
 
-    for logits in run_ranks(InProcessNetwork(4), work)[:2]:
+    for logits in run_ranks(network(4), work)[:2]:
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)

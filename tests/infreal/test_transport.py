@@ -1,4 +1,4 @@
-"""The in-process transport: order, counters, deadlines, generations, loss."""
+"""What every transport keeps, over each carrier: order, counters, deadlines, generations, loss."""
 
 import threading
 import time
@@ -10,14 +10,19 @@ from infreal.transport import DeadlineExceeded, PairReset, PeerLost, TransportEr
 from infreal.transport.in_process import InProcessNetwork, run_ranks
 
 SOON_S, LONG_S = 0.05, 20.0
+pytestmark = pytest.mark.timeout(60)
 
 
 def deadline(after_s: float = LONG_S) -> float:
     return time.monotonic() + after_s
 
 
-def pair():
-    return InProcessNetwork(2).endpoints
+def meet(a, b):
+    """Both ends are connected once each has had a message of the other."""
+    a.send(b.rank, 0, torch.ones(1))
+    b.send(a.rank, 0, torch.ones(1))
+    received(a, b.rank, 0, size=1)
+    received(b, a.rank, 0, size=1)
 
 
 def received(endpoint, peer, tag, size=2, dtype=torch.float32):
@@ -27,8 +32,8 @@ def received(endpoint, peer, tag, size=2, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("post_first", [True, False])
-def test_a_message_arrives_whether_it_or_its_buffer_was_first(post_first):
-    a, b = pair()
+def test_a_message_arrives_whether_it_or_its_buffer_was_first(network, post_first):
+    a, b = network().endpoints
     buffer = torch.empty(2, 3)
     handle = b.post_recv(0, 7, buffer) if post_first else None
     a.send(1, 7, torch.arange(6.0).view(2, 3))
@@ -37,8 +42,8 @@ def test_a_message_arrives_whether_it_or_its_buffer_was_first(post_first):
     assert buffer.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_order_within_a_tag_and_none_between_tags():
-    a, b = pair()
+def test_order_within_a_tag_and_none_between_tags(network):
+    a, b = network().endpoints
     for value, tag in ((1.0, 0), (2.0, 0), (3.0, 1)):
         a.send(1, tag, torch.full((2,), value))
     assert received(b, 0, 1) == [3, 3]
@@ -46,17 +51,16 @@ def test_order_within_a_tag_and_none_between_tags():
     assert received(b, 0, 0) == [2, 2]
 
 
-def test_a_sent_buffer_is_free_at_once():
-    a, b = pair()
+def test_a_sent_buffer_is_free_at_once(network):
+    a, b = network().endpoints
     message = torch.ones(2)
     a.send(1, 0, message)
     message.fill_(9)
     assert received(b, 0, 0) == [1, 1]
 
 
-def test_traffic_counts_payload_by_peer():
-    network = InProcessNetwork(3)
-    a, b, _ = network.endpoints
+def test_traffic_counts_payload_by_peer(network):
+    a, b, _ = network(3).endpoints
     a.send(1, 0, torch.zeros(5))
     a.send(1, 0, torch.zeros(3, dtype=torch.float16))
     a.send(2, 0, torch.zeros(1))
@@ -66,8 +70,8 @@ def test_traffic_counts_payload_by_peer():
     assert b.traffic.received_bytes == {0: 20}, "counted when it is waited for"
 
 
-def test_a_silent_peer_ends_the_wait_at_the_deadline_and_breaks_the_pair():
-    a, b = pair()
+def test_a_silent_peer_ends_the_wait_at_the_deadline_and_breaks_the_pair(network):
+    a, b = network().endpoints
     handle = a.post_recv(1, 4, torch.empty(1))
     start_s = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="rank 0, peer 1, tag 4"):
@@ -83,8 +87,8 @@ def test_a_silent_peer_ends_the_wait_at_the_deadline_and_breaks_the_pair():
     assert received(b, 0, 0) == [1, 1]
 
 
-def test_nothing_of_before_a_reset_is_delivered_after_it():
-    a, b = pair()
+def test_nothing_of_before_a_reset_is_delivered_after_it(network):
+    a, b = network().endpoints
     a.send(1, 0, torch.full((2,), 1.0))
     old_buffer = torch.zeros(2)
     a.post_recv(1, 3, old_buffer)
@@ -100,9 +104,9 @@ def test_nothing_of_before_a_reset_is_delivered_after_it():
 
 
 @pytest.mark.parametrize("resets", ["ab", "ba", "aab", "bba", "abba", "abbba"])
-def test_both_sides_meet_again_whatever_the_order_of_resets(resets):
+def test_both_sides_meet_again_whatever_the_order_of_resets(network, resets):
     """Whoever resets once more than the other opens a further generation, which the other joins with its next reset."""
-    a, b = pair()
+    a, b = network().endpoints
     for side in resets:
         if side == "a":
             a.reset(1)
@@ -112,19 +116,20 @@ def test_both_sides_meet_again_whatever_the_order_of_resets(resets):
     assert received(b, 0, 0) == [1, 1]
 
 
-def test_a_reset_wakes_the_peer_that_waits():
-    a, b = pair()
+def test_a_reset_wakes_the_peer_that_waits(network):
+    a, b = network().endpoints
     handle = b.post_recv(0, 0, torch.empty(1))
     threading.Timer(SOON_S, a.reset, args=(1,)).start()
     with pytest.raises(PairReset):
         b.wait(handle, deadline())
 
 
-def test_a_killed_peer_ends_the_wait_before_the_deadline():
-    network = InProcessNetwork(3)
-    a, b, c = network.endpoints
+def test_a_killed_peer_ends_the_wait_before_the_deadline(network):
+    ranks = network(3)
+    a, b, c = ranks.endpoints
+    meet(a, b)
     handle = a.post_recv(1, 0, torch.empty(1))
-    threading.Timer(SOON_S, network.kill, args=(1,)).start()
+    threading.Timer(SOON_S, ranks.kill, args=(1,)).start()
     start_s = time.monotonic()
     with pytest.raises(PeerLost):
         a.wait(handle, deadline())
@@ -138,15 +143,15 @@ def test_a_killed_peer_ends_the_wait_before_the_deadline():
 
 
 @pytest.mark.parametrize("wrong", [torch.ones(3), torch.ones(2, dtype=torch.float16)])
-def test_a_message_that_does_not_fit_its_buffer_is_an_error(wrong):
-    a, b = pair()
+def test_a_message_that_does_not_fit_its_buffer_is_an_error(network, wrong):
+    a, b = network().endpoints
     a.send(1, 0, wrong)
     with pytest.raises(TransportError, match="for a buffer of 2 ×"):
         received(b, 0, 0)
 
 
-def test_buffers_are_dense_and_peers_exist():
-    a, _ = pair()
+def test_buffers_are_dense_and_peers_exist(network):
+    a, _ = network().endpoints
     with pytest.raises(ValueError, match="dense"):
         a.send(1, 0, torch.ones(4, 4).t())
     for peer in (0, 2, -1):
