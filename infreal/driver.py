@@ -97,6 +97,7 @@ class InProcess:
             options.check,
             known_lengths=not requests.stop_ids,
         )
+        self.books = self.journal.books
         network = InProcessNetwork(spec.num_instances)
         self.executors = [
             Executor(
@@ -121,12 +122,12 @@ class InProcess:
 
     def run(self) -> RunResult:
         """Raises RunError, with the story of the machines that are stuck, where the run cannot end."""
-        for req_id, time_s in self.journal.first_arrivals():
+        for req_id, time_s in self.books.first_arrivals():
             self._at(time_s, partial(self._arrive, req_id))
         self._sample(0)
         for machine in self.machines.addresses():
             self._due_s[machine] = self.machines[machine].next_deadline_s()
-        while not (self.journal.all_ended and self.machines.at_rest):
+        while not (self.books.all_ended and self.machines.at_rest):
             something_happened = self._catch_up()
             if not self._take_turns() and not something_happened:
                 self.clock.wait_until(self._next_due_s())
@@ -179,8 +180,8 @@ class InProcess:
         self._progress_s = self.clock.now_s()
         if done.ended:
             self._close_reads(instance)
-            if self.journal.observer:
-                self.journal.observer.span(instance, step.start_s, self._progress_s, step.command)
+            if self.books.observer:
+                self.books.observer.span(instance, step.start_s, self._progress_s, step.command)
         self._handle(instance, done)
 
     # ---- events to machines, commands from them ------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ class InProcess:
             case StartFetch():
                 self._start_fetch(machine, command)
             case RecordMove():
-                self.journal.collector.add_move(command, self.spec.instance.block_bytes)
+                self.books.collector.add_move(command, self.spec.instance.block_bytes)
             case Finish(outcome):
                 self._end_request(outcome)
             case Serve() | RefuseRead():
@@ -292,7 +293,7 @@ class InProcess:
     # ---- requests and samples ------------------------------------------------------------------------------------------------
     def _arrive(self, req_id: int) -> None:
         now_s = self._progress_s = self.clock.now_s()
-        event, following = self.journal.arrive(req_id, now_s)
+        event, following = self.books.arrive(req_id, now_s)
         if following:
             self._at(following[1], partial(self._arrive, following[0]))
         patience_s = self.requests.workload.patience_s
@@ -306,7 +307,7 @@ class InProcess:
             text = executor.texts.pop(outcome.req_id, None)
             if text is not None:
                 self.outputs[outcome.req_id] = text.new_ids
-        following = self.journal.end(outcome, self.clock.now_s())
+        following = self.books.end(outcome, self.clock.now_s())
         if following:
             self._at(following[1], partial(self._arrive, following[0]))
 
@@ -318,6 +319,6 @@ class InProcess:
         self._at((number + 1) * self.spec.sample_s, partial(self._sample, number + 1))
 
     def _check_progress(self, now_s: float) -> None:
-        busy = any(executor.step is not None for executor in self.executors) or self.journal.waits_for_arrivals
+        busy = any(executor.step is not None for executor in self.executors) or self.books.waits_for_arrivals
         if not busy and now_s - self._progress_s >= STALL_S:
             raise RunError(self.journal.story(f"{STALL_S:g} s"))

@@ -64,6 +64,7 @@ class Simulation:
         self.spec, self.workload = spec, workload
         self.machines = build_machines(spec)
         self.journal = Journal(workload, self.machines, self._settle_all, observer, check)
+        self.books = self.journal.books
         self.env = Clockwork()
         self.executors = [Executor(spec.truth) for _ in range(spec.num_instances)]
         instance = spec.instance
@@ -82,7 +83,7 @@ class Simulation:
     def run(self) -> RunResult:
         """Raises RunError, with the story of the machines that are stuck, where the run cannot end."""
         if len(self.workload):
-            for req_id, time_s in self.journal.first_arrivals():
+            for req_id, time_s in self.books.first_arrivals():
                 self._schedule_arrival(req_id, time_s)
             self._schedule_faults()
             self._schedule_sample(0)
@@ -111,7 +112,7 @@ class Simulation:
             if isinstance(event, MessageReceived) and isinstance(event.message, SubmitRequest):
                 req_id = event.message.request.req_id
                 if req_id not in self.machines.rmanagers[machine].rows:
-                    self.executors[machine].accept(req_id, self.journal.output_tokens[req_id])
+                    self.executors[machine].accept(req_id, self.books.output_tokens[req_id])
         self._handle(machine, event)
 
     def _settle(self, instance: int) -> None:
@@ -124,7 +125,7 @@ class Simulation:
             self._perform(machine, command)
         if machine != DISPATCHER and self.spec.placement:
             self._arm(machine)
-        if self.journal.all_ended:
+        if self.books.all_ended:
             self._end_if_at_rest()
 
     def _perform(self, machine: Address, command: Command) -> None:
@@ -144,7 +145,7 @@ class Simulation:
             case StartFetch():
                 self._fetch(machine, command)
             case RecordMove():
-                self.journal.collector.add_move(command, self.spec.instance.block_bytes)
+                self.books.collector.add_move(command, self.spec.instance.block_bytes)
             case Finish(outcome):
                 self._note_end(outcome)
             case Serve() | RefuseRead():
@@ -214,8 +215,8 @@ class Simulation:
         if self.executors[instance] is not executor:
             return  # the instance was lost
         self._progress_s = self.env.now
-        if self.journal.observer:
-            self.journal.observer.span(instance, executor.start_s, self.env.now, running)
+        if self.books.observer:
+            self.books.observer.span(instance, executor.start_s, self.env.now, running)
         self._handle(instance, executor.end())
         self._note_idle(instance)
 
@@ -386,7 +387,7 @@ class Simulation:
             self._tell_all(machine, PeerReturned(machine, self.machines.rmanagers[machine].incarnation))
 
     def _kill(self, machine: Address) -> None:
-        self.journal.note(self.env.now, "kill", who=machine_name(machine))
+        self.books.note(self.env.now, "kill", who=machine_name(machine))
         if machine >= 0:
             self._settle(machine)
             for debtor, executor in enumerate(self.executors):
@@ -427,7 +428,7 @@ class Simulation:
     def _return(self, machine: Address) -> None:
         self._armed.pop(machine, None)
         self.machines.restart(machine, self._local_s(machine))
-        self.journal.note(self._local_s(machine), "return", who=machine_name(machine))
+        self.books.note(self._local_s(machine), "return", who=machine_name(machine))
         self.dead.discard(machine)
         self._noticed.discard(machine)
         self._arm(machine)
@@ -440,7 +441,7 @@ class Simulation:
 
     def _arrive(self, req_id: int) -> None:
         self._progress_s = self.env.now
-        event, following = self.journal.arrive(req_id, self.env.now)
+        event, following = self.books.arrive(req_id, self.env.now)
         if following:
             self._schedule_arrival(*following)
         self._deliver(DISPATCHER, event)
@@ -451,7 +452,7 @@ class Simulation:
     def _note_end(self, outcome: RequestOutcome) -> None:
         if outcome.instance is not None and self.chaos.params.drift_frac:
             outcome = _on_true_time(outcome, self.chaos.clock_rate(outcome.instance))
-        following = self.journal.end(outcome, self.env.now)
+        following = self.books.end(outcome, self.env.now)
         if following:
             self._schedule_arrival(*following)
 
@@ -476,7 +477,7 @@ class Simulation:
 
     def _check_progress(self) -> None:
         busy = any(executor.step is not None for executor in self.executors) or len(self.transfers) > 0
-        if busy or self.journal.waits_for_arrivals or self.env.now - self._progress_s < STALL_S:
+        if busy or self.books.waits_for_arrivals or self.env.now - self._progress_s < STALL_S:
             return
         raise RunError(self.journal.story(f"{STALL_S:g} s of virtual time"))
 

@@ -193,7 +193,7 @@ def run_case(case, cluster, workload, counts=None):
     transition, settle = debtor.transition, debtor.Debtor.settle
     sim = simulation(case, cluster, workload)
     if counts is not None:
-        sim.journal.observer = Happenings(sim, counts)
+        sim.books.observer = Happenings(sim, counts)
 
     def watched(before, cause, after):
         transition(before, cause, after)

@@ -143,7 +143,7 @@ def test_a_fault_at_every_state_of_a_move(cluster, workload, kind, state, fault)
     options = {"num_blocks": 100, "placement": placement, "nodes": (0, 1, 2)}
     case = Case(0, QUIET, TIMERS, (KINDS[kind], *SHORT), rate_rps=50.0, options=options)
     sim = simulation(case, cluster, workload)
-    sim.journal.observer = watch = Watch(sim, state, FAULTS[fault])
+    sim.books.observer = watch = Watch(sim, state, FAULTS[fault])
     with shadow():
         result = sim.run()
     assert watch.struck, f"no loan was ever {state}"
