@@ -6,17 +6,32 @@ alone, never for anything that this instance reads elsewhere, so that two instan
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from infreal.kernels import Partial, merge, micro_attention, prefill_micro_attention
 from infreal.kernels.partial import packed_numel
 from infreal.model import LocalAttention
-from infreal.transport import Transport
+from infreal.transport import Transport, TransportError
 
 QUERY, ANSWER, STORE, FETCH = range(4)  # what a message carries; blocks go by the transport's lane 1, see `lane_of`
+GOES_ON, ENDED = 1.0, 0.0  # the last element of a query message
+
+
+class Query:
+    """The queries of one layer for one creditor, in one message of fixed size; or, in their place, that the read has ended."""
+
+    def __init__(self, num_tokens: int, heads: int, head_dim: int, like: torch.Tensor, word: float = GOES_ON) -> None:
+        self.message = like.new_full((num_tokens * heads * head_dim + 1,), word)
+        self.q = self.message[:-1].view(num_tokens, heads, head_dim)
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.message[-1] == ENDED)
 
 
 def tag_of(kind: int, number: int) -> int:
@@ -52,16 +67,12 @@ class DistAttention:
         self.wait_s = 0.0
         self._states: Partial | None = None  # [1 + parts, tokens, heads, …]: here, then each creditor
         self._answers: list[torch.Tensor] = []
+        self._queries: list[Query] = []
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if self._states is None:
             self._states = self._make_room(q)
-        receives = [
-            self.transport.post_recv(part.peer, tag_of(ANSWER, part.read), answer)
-            for part, answer in zip(self.parts, self._answers, strict=True)
-        ]
-        for part in self.parts:
-            self.transport.send(part.peer, tag_of(QUERY, part.read), q[part.index])
+        receives = [self._ask(i, q) for i in range(len(self.parts))]
         self.local.write(layer, k, v)
         self.local.partial(layer, q, self._states[0])
         self._wait(receives)
@@ -75,13 +86,34 @@ class DistAttention:
         """Tokens that read nothing at a creditor keep the neutral element there, in all layers."""
         numels = [packed_numel(len(part.index), *q.shape[1:]) for part in self.parts]
         self._answers = [torch.empty(numel, dtype=torch.float32, device=q.device) for numel in numels]
+        self._queries = [Query(len(part.index), *q.shape[1:], q) for part in self.parts]
         return Partial.neutral((1 + len(self.parts), *q.shape), q.device)
 
-    def _wait(self, receives: Sequence[object]) -> None:
+    def _ask(self, index: int, q: torch.Tensor) -> Any:
+        """Send a creditor its queries of a layer. Returns the handle of its answer."""
+        part, query = self.parts[index], self._queries[index]
+        torch.index_select(q, 0, part.index, out=query.q)
+        with naming(part.peer):
+            receive = self.transport.post_recv(part.peer, tag_of(ANSWER, part.read), self._answers[index])
+            self.transport.send(part.peer, tag_of(QUERY, part.read), query.message)
+        return receive
+
+    def _wait(self, receives: Sequence[Any]) -> None:
         started_s, end_s = self._now_s(), time.monotonic() + self.deadline_s
-        for receive in receives:
-            self.transport.wait(receive, end_s)
+        for part, receive in zip(self.parts, receives, strict=True):
+            with naming(part.peer):
+                self.transport.wait(receive, end_s)
         self.wait_s += self._now_s() - started_s
+
+
+@contextmanager
+def naming(peer: int) -> Iterator[None]:
+    """An exchange that does not take place names its peer."""
+    try:
+        yield
+    except TransportError as error:
+        error.peer = peer
+        raise
 
 
 class Serving:

@@ -7,15 +7,16 @@ the managers' messages is the driver's business.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 
-from infreal.dist_attention import ANSWER, QUERY, DistAttention, RemotePart, Serving, tag_of
+from infreal.dist_attention import ANSWER, ENDED, QUERY, DistAttention, Query, RemotePart, Serving, tag_of
 from infreal.kernels import gather_blocks, scatter_blocks
 from infreal.layout import Read, ReadRow, StepRow
 from infreal.model import Attend, Decoder, Row, make_batch
-from infreal.transport import Transport
+from infreal.transport import Transport, TransportError
 from perfmodel.messages import IterationsDone, LoanId, StartIterations
 
 Clock = Callable[[], float]
@@ -44,7 +45,7 @@ class Text:
 
 @dataclass(slots=True)
 class Step:
-    """The step in progress. num_iterations: how many it will have, as known now; running: an iteration is under way."""
+    """The step in progress. num_iterations: how many it will have, as known now; begun, done: iterations."""
 
     command: StartIterations
     rows: list[StepRow]
@@ -52,8 +53,8 @@ class Step:
     start_s: float
     num_iterations: int
     stale: tuple[LoanId, ...] = ()
+    begun: int = 0
     done: int = 0
-    running: bool = False
 
 
 @dataclass(slots=True)
@@ -97,27 +98,25 @@ class Executor:
         self.step = Step(command, rows, parts, self.now_s(), command.max_iterations, stale)
 
     def cut(self) -> None:
-        """End the step at the next boundary between iterations."""
-        if self.step is not None:
-            self.step.num_iterations = min(self.step.num_iterations, self.step.done + self.step.running)
+        """End the step at the next boundary between iterations. Any thread may ask for it."""
+        step = self.step
+        if step is not None:
+            step.num_iterations = min(step.num_iterations, step.begun)
 
     def proceed(self) -> IterationsDone:
         """One iteration of the step in progress, or its end where it was cut or is not served. Raises TransportError."""
         step = self.step
         assert step is not None, "no step is in progress"
-        if step.stale or step.done == step.num_iterations:
+        if step.stale or step.done >= step.num_iterations:
             return self.abort()
         started_s = self.now_s()
         self.num_iterations += 1
-        step.running = True
-        try:
-            finished, wait_s = self._iterate(step)
-        finally:
-            step.running = False
+        step.begun += 1
+        finished, wait_s = self._iterate(step)
         step.done += 1
         seconds = self.now_s() - started_s
         self.busy_s += seconds
-        ended = bool(finished) or step.done == step.num_iterations
+        ended = bool(finished) or step.done >= step.num_iterations
         if ended:
             self.step = None
         return IterationsDone(step.command.step, 1, finished, ended, wait_s, iteration_s=seconds)
@@ -127,6 +126,14 @@ class Executor:
         assert self.step is not None, "no step is in progress"
         step, self.step = self.step, None
         return IterationsDone(step.command.step, 0, (), ended=True, stale=step.stale)
+
+    def end_reads(self, parts: Sequence[RemotePart]) -> None:
+        """Tell creditors on the data plane that a step has ended. Who is not there needs no word."""
+        config = self.decoder.config
+        for part in parts:
+            query = Query(len(part.index), config.num_heads, config.head_dim, self.kv_pool, ENDED)
+            with suppress(TransportError):
+                self.transport.send(part.peer, tag_of(QUERY, part.read), query.message)
 
     def _iterate(self, step: Step) -> tuple[tuple[int, ...], float]:
         """Compute one iteration and append its tokens. Returns the requests that have finished, and the time spent waiting."""
@@ -168,26 +175,31 @@ class Executor:
         """Get ready for the queries of a read."""
         return Serving(self.kv_pool, [row.num_tokens for row in rows], tables)
 
-    def answer(self, serving: Serving, peer: int, read: int, layer: int) -> None:
-        """Answer a reader's queries of one layer. Raises TransportError where they do not come."""
+    def answer(self, serving: Serving, peer: int, read: int, layer: int, patience: float = 1.0) -> bool:
+        """Answer a reader's queries of one layer. False where the read has ended; raises TransportError where
+        nothing comes for `patience` deadlines."""
         config = self.decoder.config
-        shape = (serving.num_tokens, config.num_heads, config.head_dim)
-        q = torch.empty(shape, dtype=self.kv_pool.dtype, device=self.kv_pool.device)
-        self._receive(peer, tag_of(QUERY, read), q)
-        self.transport.send(peer, tag_of(ANSWER, read), serving.answer(layer, q, config.scale, self.backend))
+        query = Query(serving.num_tokens, config.num_heads, config.head_dim, self.kv_pool)
+        self.receive(peer, tag_of(QUERY, read), query.message, patience)
+        if query.has_ended:
+            return False
+        answer = serving.answer(layer, query.q, config.scale, self.backend)
+        self.transport.send(peer, tag_of(ANSWER, read), answer)
+        return True
 
     def send_blocks(self, peer: int, tag: int, blocks: Sequence[int]) -> None:
         self.transport.send(peer, tag, gather_blocks(self.kv_pool, self._ids(blocks), backend=self.backend))
 
-    def receive_blocks(self, peer: int, tag: int, blocks: Sequence[int]) -> None:
+    def receive_blocks(self, peer: int, tag: int, blocks: Sequence[int], patience: float = 1.0) -> None:
         """Raises TransportError where they do not come."""
         data = self.kv_pool.new_empty((len(blocks), *self.kv_pool.shape[1:]))
-        self._receive(peer, tag, data)
+        self.receive(peer, tag, data, patience)
         scatter_blocks(self.kv_pool, self._ids(blocks), data, backend=self.backend)
 
     def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
         return torch.tensor(blocks, dtype=torch.int32, device=self.kv_pool.device)
 
-    def _receive(self, peer: int, tag: int, buffer: torch.Tensor) -> None:
+    def receive(self, peer: int, tag: int, buffer: torch.Tensor, patience: float = 1.0) -> None:
+        """Raises TransportError where nothing comes for `patience` deadlines."""
         handle = self.transport.post_recv(peer, tag, buffer)
-        self.transport.wait(handle, time.monotonic() + self.deadline_s)
+        self.transport.wait(handle, time.monotonic() + patience * self.deadline_s)

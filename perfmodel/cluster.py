@@ -143,9 +143,9 @@ class Machines:
         """An instance, or the gManager, is back: empty, under a new incarnation."""
         if machine >= 0:
             incarnation = self.rmanagers[machine].incarnation + 1
-            self.rmanagers[machine] = _rmanager(self.spec, machine, incarnation, now_s)
+            self.rmanagers[machine] = build_rmanager(self.spec, machine, incarnation, now_s)
         elif self.gmanager is not None:
-            self.gmanager = _gmanager(self.spec, self.gmanager.incarnation + 1, now_s)
+            self.gmanager = build_gmanager(self.spec, self.gmanager.incarnation + 1, now_s)
 
     def check_invariants(self) -> None:
         for address in self.addresses():
@@ -156,20 +156,24 @@ def build_machines(spec: ClusterSpec) -> Machines:
     """The core of a run, in its initial state."""
     return Machines(
         spec,
-        Dispatcher(spec.num_instances, spec.instance.block_tokens, spec.dispatch()),
-        [_rmanager(spec, i, 1, 0.0) for i in range(spec.num_instances)],
-        _gmanager(spec, 1, 0.0) if spec.placement else None,
+        build_dispatcher(spec),
+        [build_rmanager(spec, i, 1, 0.0) for i in range(spec.num_instances)],
+        build_gmanager(spec, 1, 0.0) if spec.placement else None,
     )
 
 
-def _rmanager(spec: ClusterSpec, instance: int, incarnation: int, now_s: float) -> RManager:
+def build_dispatcher(spec: ClusterSpec) -> Dispatcher:
+    return Dispatcher(spec.num_instances, spec.instance.block_tokens, spec.dispatch())
+
+
+def build_rmanager(spec: ClusterSpec, instance: int, incarnation: int, now_s: float) -> RManager:
     batch = BatchLimits(spec.instance.block_tokens, spec.token_budget, spec.max_batch, spec.headroom_blocks)
     scheduler = spec.scheduler if spec.placement else None
     limits = InstanceLimits(spec.num_blocks, batch, spec.macro, spec.largest_blocks, scheduler)
     return RManager(instance, limits, spec.batching(), incarnation, now_s)
 
 
-def _gmanager(spec: ClusterSpec, incarnation: int, now_s: float) -> GManager:
+def build_gmanager(spec: ClusterSpec, incarnation: int, now_s: float) -> GManager:
     assert spec.placement is not None
     facts = ClusterFacts(spec.num_instances, spec.instance.block_tokens, spec.belief, spec.link)
     return GManager(facts, spec.scheduler, spec.placement(), incarnation, now_s)

@@ -12,7 +12,7 @@ from fractions import Fraction
 import torch
 
 from infreal.bench.timing import Timing, measure
-from infreal.dist_attention import ANSWER, QUERY, DistAttention, RemotePart, Serving, tag_of
+from infreal.dist_attention import ANSWER, QUERY, DistAttention, Query, RemotePart, Serving, tag_of
 from infreal.kernels.partial import packed_numel
 from infreal.model import Decoder, Row, make_batch
 from infreal.transport.in_process import CooperativeTransport, InProcessNetwork
@@ -63,11 +63,9 @@ class Debtor:
     def _serve(self, _: int, creditor: int) -> None:
         config, i = self.decoder.config, creditor - 1
         endpoint = self._creditors[creditor]
-        q = torch.empty(
-            self.rows, config.num_heads, config.head_dim, dtype=self.decoder.dtype, device=self.decoder.device
-        )
-        endpoint.wait(endpoint.post_recv(0, tag_of(QUERY, 0), q), time.monotonic() + 10)
-        answer = self.servings[i].answer(self._layers[i], q, config.scale, self.backend)
+        query = Query(self.rows, config.num_heads, config.head_dim, self.pool)
+        endpoint.wait(endpoint.post_recv(0, tag_of(QUERY, 0), query.message), time.monotonic() + 10)
+        answer = self.servings[i].answer(self._layers[i], query.q, config.scale, self.backend)
         endpoint.send(0, tag_of(ANSWER, 0), answer)
         self._layers[i] = (self._layers[i] + 1) % config.num_layers
 

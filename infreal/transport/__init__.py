@@ -19,7 +19,9 @@ import torch
 
 
 class TransportError(RuntimeError):
-    """An exchange that did not take place. The message names both ranks and the tag."""
+    """An exchange that did not take place. The message names both ranks and the tag; peer: whose fault it may be, where known."""
+
+    peer: int | None = None
 
 
 class DeadlineExceeded(TransportError):

@@ -8,7 +8,7 @@ import torch
 from model_tools import nan_pool, random_ids, step
 from pool_tools import BLOCK_TOKENS, tiny_decoder
 
-from infreal.dist_attention import ANSWER, QUERY, DistAttention, RemotePart, Serving, tag_of
+from infreal.dist_attention import ANSWER, QUERY, DistAttention, Query, RemotePart, Serving, tag_of
 from infreal.executor import Executor, Text
 from infreal.layout import Read, ReadRow, StepRow
 from infreal.model import Row, make_batch
@@ -134,10 +134,12 @@ def test_two_instances_that_read_from_each_other_do_not_wait_for_ever(network):
         if endpoint.rank >= 2:
             serving = Serving(pool, [1], [[0, 1, 2]])
             for layer in range(decoder.config.num_layers):
-                q = torch.empty(1, decoder.config.num_heads, decoder.config.head_dim)
+                query = Query(1, decoder.config.num_heads, decoder.config.head_dim, pool)
                 reader = 3 - endpoint.rank
-                endpoint.wait(endpoint.post_recv(reader, tag_of(QUERY, 1), q), time.monotonic() + 10)
-                endpoint.send(reader, tag_of(ANSWER, 1), serving.answer(layer, q, decoder.config.scale, "torch"))
+                endpoint.wait(endpoint.post_recv(reader, tag_of(QUERY, 1), query.message), time.monotonic() + 10)
+                assert not query.has_ended
+                answer = serving.answer(layer, query.q, decoder.config.scale, "torch")
+                endpoint.send(reader, tag_of(ANSWER, 1), answer)
             return None
         own = pool.clone()
         batch = make_batch([Row(ids[20:], 20, [3, 4, 5], 9)], BLOCK_TOKENS)
