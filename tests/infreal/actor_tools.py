@@ -1,0 +1,135 @@
+"""Runs on actors without Ray: every host in threads of this process, one mailman for each, a data plane of the same process."""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from pool_tools import Prompts, poison_free_blocks, reference, tiny_decoder
+
+from infreal.actors.fleet import PAGE_S, Collected, Died, Nest, Ready, Setup, Work
+from infreal.actors.head import Head
+from infreal.requests import Requests
+from infreal.transport.in_process import InProcessNetwork, InProcessTransport
+
+
+class ThreadFleet:
+    """A fleet in this process. `hosts`: those that live."""
+
+    def __init__(self, setup, work, network):
+        self.setup, self.work, self.network, self.hosts = setup, work, network, {}
+        self._nests, self._news, self._mail, self._zero_s = {}, SimpleQueue(), {}, None
+
+    def now_s(self):
+        return 0.0 if self._zero_s is None else time.monotonic() - self._zero_s
+
+    def make(self, address):
+        self.network.lost.discard(address)
+        self._nests[address] = Nest(address, self.setup, self.work if address >= 0 else None, self.now_s)
+        self._news.put((address, Ready()))
+
+    def begin(self, births):
+        self._zero_s = self._zero_s or time.monotonic()
+        for birth in births:
+            self.hosts[birth.address] = self._nests[birth.address].make_host(birth, self.post)
+            self._mail[birth.address] = SimpleQueue()
+        for birth in births:
+            host = self.hosts[birth.address]
+            host.start()
+            for work in (self._carry, self._collect):
+                Thread(target=work, args=(birth.address, host), daemon=True).start()
+
+    def post(self, receiver, item):
+        if receiver in self.hosts:
+            self._mail[receiver].put(item)
+
+    def _carry(self, address, host):
+        mail = self._mail[address]
+        while (item := mail.get()) is not None:
+            if self.hosts.get(address) is host:
+                host.deliver(item)
+
+    def _collect(self, address, host):
+        while self.hosts.get(address) is host:
+            asked_s = self.now_s()
+            page = host.host.collect(PAGE_S)
+            if self.hosts.get(address) is host:
+                self._news.put((address, Collected(page, asked_s)))
+
+    def news(self, timeout_s):
+        found = []
+        with suppress(Empty):
+            found.append(self._news.get(timeout=timeout_s))
+            while True:
+                found.append(self._news.get_nowait())
+        return found
+
+    def kill(self, address):
+        host = self.hosts.pop(address, None)
+        if host is not None:
+            host.host.close()
+            self._mail[address].put(None)
+            if address >= 0:
+                self.network.kill(address)
+
+    def die(self, address):
+        """As of a fault: nobody has asked for it."""
+        self.kill(address)
+        self._news.put((address, Died("killed by the test")))
+
+    def close(self):
+        for address in list(self.hosts):
+            self.kill(address)
+
+
+def poison(instance):
+    poison_free_blocks(instance.machine, instance.executor.kv_pool)
+
+
+@dataclass
+class ActorRun:
+    """A run in threads, with invariants checked and NaN in every free block."""
+
+    spec: object
+    load: object
+    decoder: object = field(default_factory=tiny_decoder)
+    observer: object = None
+    deadline_s: float = 20.0
+
+    def __post_init__(self):
+        self.prompts = Prompts(self.load, self.decoder.config.vocab_size)
+        requests = Requests(self.load, self.prompts)
+        network = InProcessNetwork(self.spec.num_instances)
+        setup = Setup(lambda: self.spec, self.deadline_s, full=self.observer is not None, check=True)
+        work = Work(lambda: self.decoder, requests, partial(InProcessTransport, network), prepare=poison)
+        self.fleet = ThreadFleet(setup, work, network)
+        self.head = Head(self.spec, requests, self.fleet, self.observer, self.deadline_s)
+        self.machines = []
+
+    def at(self, time_s, what, *args):
+        self.head._at(time_s, partial(what, self, *args))
+
+    def finish(self):
+        close = self.fleet.close
+
+        def keep_and_close():
+            self.machines = [host.machine for address, host in self.fleet.hosts.items() if address >= 0]
+            close()
+
+        self.fleet.close = keep_and_close
+        self.result = self.head.run()
+        return self
+
+    def count(self, kind, outcome="committed"):
+        moves = self.result.moves
+        return list(zip(moves["kind"], moves["outcome"], strict=True)).count((kind, outcome))
+
+    def assert_exact(self):
+        assert set(self.result.requests["status"]) == {"finished"}, self.result.requests["reason"]
+        for req_id in range(len(self.load)):
+            expected = reference(self.decoder, self.prompts(req_id), int(self.load.output_tokens[req_id]))[0]
+            assert self.head.outputs[req_id] == expected, f"request {req_id}"
+        for machine in self.machines:
+            assert machine.pool.free == self.spec.num_blocks

@@ -1,0 +1,115 @@
+"""Runs on Ray for tests: a marked environment, so that every process of a run can be found, and runs with NaN in free blocks."""
+
+import os
+import secrets
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from actor_tools import poison
+from pool_tools import Prompts, reference, tiny_decoder
+
+from experiments import raycluster
+from infreal.actors.run import RayOptions, make_head
+from infreal.requests import Requests
+
+MARK = "INFREAL_TEST_MARK"
+HERE = str(Path(__file__).parent)
+
+
+def processes(mark):
+    """Ids of the living processes whose environment holds the mark, this one apart."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                environment = (folder / "environ").read_bytes()
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if f"{MARK}={mark}".encode() in environment.split(b"\0") and state != "Z":
+                found.append(int(folder.name))
+    return found
+
+
+def wait_until_none(mark, timeout_s=30.0):
+    """Processes that are left after that time."""
+    end_s = time.monotonic() + timeout_s
+    while (left := processes(mark)) and time.monotonic() < end_s:
+        time.sleep(0.1)
+    return left
+
+
+def environment(mark):
+    """Of a process that starts Ray: children carry the mark, and find the tests' modules."""
+    paths = [str(Path(HERE).parents[1]), HERE, os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@contextmanager
+def local_ray(num_cpus):
+    """A local cluster; afterwards no process of it is left."""
+    import ray
+
+    mark, before = secrets.token_hex(8), dict(os.environ)
+    os.environ.update(environment(mark))
+    try:
+        with raycluster.connected("local", num_cpus):
+            yield mark
+            ray.shutdown()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    assert not wait_until_none(mark)
+
+
+@dataclass
+class RayRun:
+    """A run on the cluster that is connected. make_spec: by whom actors make the spec too."""
+
+    make_spec: object
+    load: object
+    observer: object = None
+    deadline_s: float = 30.0
+    make_decoder: object = tiny_decoder
+    prepare: object = poison
+    pids: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.decoder, self.spec = self.make_decoder(), self.make_spec()
+        self.prompts = Prompts(self.load, self.decoder.config.vocab_size)
+        options = RayOptions(deadline_s=self.deadline_s, check=True, prepare=self.prepare)
+        requests = Requests(self.load, self.prompts)
+        self.head = make_head(self.make_spec, self.make_decoder, requests, self.observer, options)
+        self.fleet = self.head.fleet
+
+    def at(self, time_s, what, *args):
+        self.head._at(time_s, partial(what, self, *args))
+
+    def finish(self):
+        self.result = self.head.run()
+        return self
+
+    def count(self, kind, outcome="committed"):
+        moves = self.result.moves
+        return list(zip(moves["kind"], moves["outcome"], strict=True)).count((kind, outcome))
+
+    def assert_exact(self):
+        """Everything has finished with the tokens of one instance, and every block of every live instance is free."""
+        assert set(self.result.requests["status"]) == {"finished"}, self.result.requests["reason"]
+        for req_id in range(len(self.load)):
+            expected = reference(self.decoder, self.prompts(req_id), int(self.load.output_tokens[req_id]))[0]
+            assert self.head.outputs[req_id] == expected, f"request {req_id}"
+        self.assert_free()
+
+    def assert_free(self):
+        for member in self.head._instances():
+            if member.alive:
+                assert member.state.sample.free_blocks == self.spec.num_blocks, member
+
+
+def send_signal(run, address, number=signal.SIGKILL):
+    os.kill(run.fleet.pid_of(address), number)
