@@ -4,9 +4,7 @@ It performs each command, feeds its completion back as an event, prices steps by
 lengths. It decides nothing. Before a machine hears of anything else, the iterations its instance has completed are reported.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from infsim.chaos import Chaos
@@ -35,11 +33,9 @@ from perfmodel.messages import (
     ReadEnded,
     ReadStarted,
     RecordMove,
-    RefuseRead,
     RequestAborted,
     RequestOutcome,
     Send,
-    Serve,
     StartFetch,
     StartIterations,
     StartTransfer,
@@ -78,6 +74,7 @@ class Simulation:
         self._armed: dict[Address, float] = {}
         self._reads: list[dict[int, tuple[int, tuple[tuple[LoanId, int], ...]]]] = [{} for _ in self.executors]
         self._progress_s = 0.0
+        self._performers = self._performer_of_each_kind()
         self._done = self.env.event()
 
     def run(self) -> RunResult:
@@ -125,41 +122,32 @@ class Simulation:
             self._perform(machine, command)
         if machine != DISPATCHER and self.spec.placement:
             self._arm(machine)
-        if self.books.all_ended:
+        if not self.books.num_open:
             self._end_if_at_rest()
 
     def _perform(self, machine: Address, command: Command) -> None:
-        match command:
-            case StartIterations():
-                self._start_step(machine, command)
-            case CutIterations():
-                if self.executors[machine].cut():
-                    self._schedule_end(machine)
-            case Send():
-                self._send(machine, command)
-            case StartTransfer():
-                self.transfers.send(machine, command, self.env.now)
-                self._at(self.env.now + POST_S, Kind.TRANSFER, machine, partial(self._give_up, command.transfer))
-            case PostReceive():
-                self._receive(machine, command)
-            case StartFetch():
-                self._fetch(machine, command)
-            case RecordMove():
-                self.books.collector.add_move(command, self.spec.instance.block_bytes)
-            case Finish(outcome):
-                self._note_end(outcome)
-            case Serve() | RefuseRead():
-                raise AssertionError(f"{command} answers no read")
+        self._performers[type(command)](machine, command)
+
+    def _performer_of_each_kind(self) -> dict[type, Callable[[Address, Any], None]]:
+        return {
+            StartIterations: self._start_step,
+            CutIterations: self._cut_step,
+            Send: self._send,
+            StartTransfer: self._send_blocks,
+            PostReceive: self._receive,
+            StartFetch: self._fetch,
+            RecordMove: self._note_move,
+            Finish: self._note_end,
+        }
 
     def _send(self, sender: Address, command: Send) -> None:
-        event = MessageReceived(sender, command.message)
-        for delay_s in self.chaos.arrivals_s(sender, command.receiver):
-            deliver = partial(self._deliver, command.receiver, event)
-            self._at(self.env.now + delay_s, Kind.MESSAGE, command.receiver, deliver)
+        receiver, event = command.receiver, MessageReceived(sender, command.message)
+        for delay_s in self.chaos.arrivals_s(sender, receiver):
+            self._at(self.env.now + delay_s, Kind.MESSAGE, receiver, self._deliver, receiver, event)
 
-    def _at(self, time_s: float, kind: Kind, machine: Address, callback: "partial[None]") -> None:
+    def _at(self, time_s: float, kind: Kind, machine: Address, callback: Callable[..., None], *values: Any) -> None:
         self._sent[machine] = counter = self._sent[machine] + 1
-        self.env.at(time_s, kind, machine, counter, callback)
+        self.env.at(time_s, kind, machine, counter, callback, *values)
 
     # ---- clocks --------------------------------------------------------------------------------------------------------------
     def _local_s(self, machine: Address) -> float:
@@ -173,7 +161,7 @@ class Simulation:
             deadline_s /= self.chaos.clock_rate(machine)
         if deadline_s < self._armed.get(machine, INF):
             self._armed[machine] = deadline_s
-            self._at(deadline_s, Kind.TIMER, machine, partial(self._fire, machine, deadline_s))
+            self._at(deadline_s, Kind.TIMER, machine, self._fire, machine, deadline_s)
 
     def _fire(self, machine: Address, deadline_s: float) -> None:
         if self._armed.get(machine) != deadline_s or machine in self.dead:
@@ -197,16 +185,20 @@ class Simulation:
         stale, silent = self._open_reads(instance, step.reads)
         executor.stuck = bool(stale) or silent  # until its loss is noticed, or the refusal is here
         if stale:
-            abort = partial(self._abort_step, instance, step.step, stale)
-            self._at(self.env.now + 2 * self.spec.instance.inter_link.latency_s, Kind.ITERATIONS, instance, abort)
+            refused_s = self.env.now + 2 * self.spec.instance.inter_link.latency_s
+            self._at(refused_s, Kind.ITERATIONS, instance, self._abort_step, instance, step.step, stale)
         if not executor.stuck:
+            self._schedule_end(instance)
+
+    def _cut_step(self, instance: int, command: CutIterations) -> None:
+        if self.executors[instance].cut():
             self._schedule_end(instance)
 
     def _schedule_end(self, instance: int) -> None:
         executor = self.executors[instance]
         assert executor.step is not None
-        end = partial(self._end_step, instance, executor, executor.step.step, executor.end_iterations)
-        self._at(executor.end_s, Kind.ITERATIONS, instance, end)
+        plan = (instance, executor, executor.step.step, executor.end_iterations)
+        self._at(executor.end_s, Kind.ITERATIONS, instance, self._end_step, *plan)
 
     def _end_step(self, instance: int, executor: Executor, step: int, iterations: int) -> None:
         running = executor.step
@@ -301,12 +293,16 @@ class Simulation:
         instance = self.spec.instance
         return tokens_per_iteration * instance.block_bytes / instance.block_tokens / iteration_s
 
+    def _send_blocks(self, debtor: int, command: StartTransfer) -> None:
+        self.transfers.send(debtor, command, self.env.now)
+        self._at(self.env.now + POST_S, Kind.TRANSFER, debtor, self._give_up, command.transfer)
+
     def _receive(self, creditor: int, command: PostReceive) -> None:
         self._complete_transfers()
         transfer = self.transfers.receive(creditor, command, self.env.now)
         if transfer is None:
             done = TransferDone(command.transfer, command.loan, ok=False)
-            self._at(self.env.now, Kind.TRANSFER, creditor, partial(self._deliver, creditor, done))
+            self._at(self.env.now, Kind.TRANSFER, creditor, self._deliver, creditor, done)
         else:
             self._transfers_changed(transfer)
 
@@ -319,7 +315,7 @@ class Simulation:
         if refused:
             done = TransferDone(command.transfer, command.loan, ok=False, stale=True)
             delay_s = 2 * self.spec.instance.inter_link.latency_s
-            self._at(self.env.now + delay_s, Kind.TRANSFER, debtor, partial(self._deliver, debtor, done))
+            self._at(self.env.now + delay_s, Kind.TRANSFER, debtor, self._deliver, debtor, done)
             return
         self._complete_transfers()
         self._transfers_changed(self.transfers.fetch(debtor, command, read, self.env.now))
@@ -333,7 +329,7 @@ class Simulation:
     def _schedule_completion(self) -> None:
         head = self.links.next_completion()
         if head is not None:
-            self._at(head[0], Kind.TRANSFER, GMANAGER, partial(self._complete_transfers))
+            self._at(head[0], Kind.TRANSFER, GMANAGER, self._complete_transfers)
 
     def _complete_transfers(self) -> None:
         head = self.links.next_completion()
@@ -341,8 +337,7 @@ class Simulation:
             return
         for transfer in self.transfers.take_complete(self.env.now):
             latency_s = self.links.spec(transfer.src, transfer.dst).latency_s
-            end = partial(self._end_transfer, transfer, True)
-            self._at(self.env.now + latency_s, Kind.TRANSFER, transfer.dst, end)
+            self._at(self.env.now + latency_s, Kind.TRANSFER, transfer.dst, self._end_transfer, transfer, True)
             self._transfers_changed(transfer)
 
     def _end_transfer(self, transfer: Transfer, ok: bool) -> None:
@@ -369,18 +364,18 @@ class Simulation:
     def _schedule_faults(self) -> None:
         params = self.chaos.params
         for time_s, machine, back_s in params.kill:
-            self._at(time_s, Kind.SAMPLE, machine, partial(self._kill, machine))
+            self._at(time_s, Kind.SAMPLE, machine, self._kill, machine)
             if back_s < INF:
                 noticed_s = time_s + params.detect_s  # it is not back before its loss is known
-                self._at(max(back_s, noticed_s), Kind.SAMPLE, machine, partial(self._return, machine))
+                self._at(max(back_s, noticed_s), Kind.SAMPLE, machine, self._return, machine)
         for time_s, machine in params.accuse:
-            self._at(time_s, Kind.SAMPLE, machine, partial(self._accuse, machine))
+            self._at(time_s, Kind.SAMPLE, machine, self._accuse, machine)
 
     def _accuse(self, machine: int) -> None:
         """A false death: all are told that a live instance is lost, and after a while that it is not."""
         if machine not in self.dead:
             self._tell_all(machine, PeerLost(machine))
-            self._at(self.env.now + self.chaos.params.detect_s, Kind.SAMPLE, machine, partial(self._acquit, machine))
+            self._at(self.env.now + self.chaos.params.detect_s, Kind.SAMPLE, machine, self._acquit, machine)
 
     def _acquit(self, machine: int) -> None:
         if machine not in self.dead:
@@ -399,11 +394,11 @@ class Simulation:
             self._complete_transfers()
             lost = self.transfers.lose(machine, self.env.now)
             self._schedule_completion()
-            detected = partial(self._detect, machine, lost, self._reads[machine])
-            self._reads[machine] = {}
+            reads, self._reads[machine] = self._reads[machine], {}
             self.executors[machine].step = None
             self.executors[machine] = self.published.replace(machine, Executor(self.spec.truth))
-            self._at(self.env.now + self.chaos.params.detect_s, Kind.SAMPLE, machine, detected)
+            noticed_s = self.env.now + self.chaos.params.detect_s
+            self._at(noticed_s, Kind.SAMPLE, machine, self._detect, machine, lost, reads)
 
     def _detect(
         self, machine: int, lost: list[Transfer], reads: dict[int, tuple[int, tuple[tuple[LoanId, int], ...]]]
@@ -437,7 +432,7 @@ class Simulation:
 
     # ---- requests ------------------------------------------------------------------------------------------------------------
     def _schedule_arrival(self, req_id: int, time_s: float) -> None:
-        self._at(time_s, Kind.ARRIVAL, DISPATCHER, partial(self._arrive, req_id))
+        self._at(time_s, Kind.ARRIVAL, DISPATCHER, self._arrive, req_id)
 
     def _arrive(self, req_id: int) -> None:
         self._progress_s = self.env.now
@@ -446,10 +441,14 @@ class Simulation:
             self._schedule_arrival(*following)
         self._deliver(DISPATCHER, event)
         if self.workload.patience_s is not None and self.workload.patience_s[req_id] < INF:
-            leave = partial(self._deliver, DISPATCHER, RequestAborted(req_id))
-            self._at(self.env.now + float(self.workload.patience_s[req_id]), Kind.ARRIVAL, DISPATCHER, leave)
+            leaves_s = self.env.now + float(self.workload.patience_s[req_id])
+            self._at(leaves_s, Kind.ARRIVAL, DISPATCHER, self._deliver, DISPATCHER, RequestAborted(req_id))
 
-    def _note_end(self, outcome: RequestOutcome) -> None:
+    def _note_move(self, debtor: int, command: RecordMove) -> None:
+        self.books.collector.add_move(command, self.spec.instance.block_bytes)
+
+    def _note_end(self, dispatcher: Address, command: Finish) -> None:
+        outcome = command.outcome
         if outcome.instance is not None and self.chaos.params.drift_frac:
             outcome = _on_true_time(outcome, self.chaos.clock_rate(outcome.instance))
         following = self.books.end(outcome, self.env.now)
@@ -468,7 +467,7 @@ class Simulation:
                 self._settle(instance)
 
     def _schedule_sample(self, count: int) -> None:
-        self._at(count * self.spec.sample_s, Kind.SAMPLE, DISPATCHER, partial(self._sample_and_again, count))
+        self._at(count * self.spec.sample_s, Kind.SAMPLE, DISPATCHER, self._sample_and_again, count)
 
     def _sample_and_again(self, count: int) -> None:
         self.journal.sample(self.env.now)
@@ -496,4 +495,4 @@ def _on_true_time(outcome: RequestOutcome, rate: float) -> RequestOutcome:
     for name in names:
         value = getattr(outcome, name)
         times[name] = None if value is None else value / rate
-    return replace(outcome, **times)
+    return outcome._replace(**times)

@@ -19,7 +19,7 @@ from study import LINKS, Study, cost_of, decode_tok_per_s
 
 from experiments.catalogue import load_link
 from experiments.plotstyle import BLUE, GREEN, ORANGE
-from perfmodel.gain import Pair, Pricer
+from perfmodel.gain import Pricer
 from perfmodel.view import ClusterView, Load, Movable, SchedulerParams
 
 FIGURE = "7"
@@ -92,22 +92,12 @@ def modelled(samples: pd.DataFrame, t_s: float, most_tokens: float) -> pd.DataFr
     pricer = Pricer(view, loads)
     pair = pricer.pair(0, 1, pricer.reads(0, 1))
     blocks = np.unique(np.linspace(1, most_tokens / 16, 120).astype(int))
-    total = pair.tok_per_s(blocks)
-    debtor = debtor_tok_per_s(pair, blocks)
-    rates = {"debtor": debtor, "creditor": total - debtor, "total": total}
+    debtor, creditor = pair.tok_per_s(blocks)
+    rates = {"debtor": debtor, "creditor": creditor, "total": debtor + creditor}
     frames = [
         pd.DataFrame({"side": side, "moved_tokens": 16 * blocks, "tok_per_s": rate}) for side, rate in rates.items()
     ]
     return pd.concat(frames).assign(kind="model")
-
-
-def debtor_tok_per_s(pair: Pair, blocks: np.ndarray) -> np.ndarray:
-    """The debtor's part of `pair.tok_per_s`; it has no other creditor and serves nobody."""
-    side, reads = pair.debtor, pair.after
-    kept_tokens = side.context_tokens - pair.block_tokens * blocks
-    admitted = side.admitted(blocks)
-    busy_s = side.busy_s(admitted, kept_tokens, reads.exchange_s + reads.ma_s(blocks))
-    return side.tok_per_s(admitted, busy_s, reads.launch_s, side.served_share)
 
 
 def load_of(row: pd.Series, total_blocks: int) -> Load:

@@ -21,8 +21,8 @@ two lines under a max(…) (both neighbouring integers). All are evaluated at on
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,8 @@ from perfmodel.view import ClusterView, Load, RemoteRead, read_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Numbers = Floats | Ints | float
+Numbers = Floats | float
+FEW_BLOCKS = 32  # up to here each number is looked at
 
 
 class Offer(NamedTuple):
@@ -44,23 +45,56 @@ class Offer(NamedTuple):
     gain_tok_per_s: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Terms:
-    """Decode iterations of an instance by a = 0 … A, the waiting prompts admitted: arrays of A + 1, `need_blocks` of A.
+class Rates(NamedTuple):
+    """Decode iterations of an instance with so many waiting prompts admitted: numbers, or arrays along admissions or moves.
 
-    need_blocks[a]: free blocks, those kept back included, from which prompt a is in too. Attention as in
-    `CostModel.decode_attention_terms`. Moves change none of this.
+    `prompt_tokens` of those prompts; attention as in `CostModel.decode_attention_terms`.
+    """
+
+    prompt_tokens: Numbers
+    rows: Numbers
+    kernel_s: Numbers
+    launch_s: Numbers
+    host_s: Numbers
+    floor_s: Numbers
+    base_s: Numbers
+    s_per_token: Numbers
+
+    def busy_s(self, read_tokens: Numbers | Ints, wait_s: Numbers) -> Floats:
+        """Kernels, attention and host, where the present batch reads `read_tokens` tokens."""
+        context_tokens = np.maximum(read_tokens + self.prompt_tokens, 0.0)
+        local_s = np.maximum(self.floor_s, self.base_s + self.s_per_token * context_tokens)
+        busy_s: Floats = self.kernel_s + np.maximum(local_s, wait_s) + self.host_s
+        return busy_s
+
+    def tok_per_s(self, busy_s: Floats, launch_s: Numbers, share: Numbers) -> Floats:
+        stretched_s = busy_s / np.maximum(1.0 - share, 1.0 - MAX_SERVED_SHARE)
+        iteration_s: Floats = np.maximum(stretched_s, self.launch_s + launch_s + self.host_s)
+        return self.rows / np.maximum(iteration_s, 1e-12)
+
+
+@dataclass(slots=True, eq=False)
+class Terms:
+    """Rates of an instance by a = 0 … A, the waiting prompts admitted (arrays of A + 1). Moves change none of this.
+
+    need_blocks[a]: free blocks, those kept back included, from which prompt a is in too (array of A).
     """
 
     need_blocks: Ints
-    prompt_tokens: Floats
-    rows: Floats
-    kernel_s: Floats
-    launch_s: Floats
-    host_s: Floats
-    floor_s: Floats
-    base_s: Floats
-    s_per_token: Floats
+    rates: Rates
+    _table: Floats = field(init=False)
+    _first: Rates = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._table = np.array(self.rates)
+        self._first = Rates(*self._table[:, 0].tolist())
+
+    def within(self, free_blocks: Ints) -> Rates:
+        """With the prompts that are in where so many blocks are free."""
+        if not len(self.need_blocks):
+            return self._first
+        admitted = self.need_blocks.searchsorted(free_blocks, "right")
+        return Rates(*self._table.take(admitted, axis=1))
 
 
 def decode_terms(load: Load, block_tokens: int, times: Callable[[int], Floats]) -> Terms:
@@ -75,11 +109,10 @@ def decode_terms(load: Load, block_tokens: int, times: Callable[[int], Floats]) 
     tokens = np.zeros(count + 1)
     np.cumsum(prompts[:count] + 1, out=tokens[1:])
     rows = np.arange(first, last + 1, dtype=np.float64)
-    return Terms(need[:count], tokens, rows, *times(last)[:, first : last + 1])
+    return Terms(need[:count], Rates(tokens, rows, *times(last)[:, first : last + 1]))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class Side(NamedTuple):
     """An instance before the move, and what the move does not change.
 
     wait_s: for the slowest of its other creditors · launch_s: the launches that its present creditors cost it (both of all
@@ -93,25 +126,8 @@ class Side:
     launch_s: float
     served_share: float
 
-    def busy_s(self, a: Ints | slice, read_tokens: Numbers, wait_s: Numbers) -> Floats:
-        """Kernels, attention and host with `a` prompts admitted, where its present batch reads `read_tokens` tokens."""
-        terms = self.terms
-        context_tokens = np.maximum(read_tokens + terms.prompt_tokens[a], 0.0)
-        local_s = np.maximum(terms.floor_s[a], terms.base_s[a] + terms.s_per_token[a] * context_tokens)
-        return terms.kernel_s[a] + np.maximum(local_s, wait_s) + terms.host_s[a]
 
-    def tok_per_s(self, a: Ints, busy_s: Floats, launch_s: Numbers, share: Numbers) -> Floats:
-        terms, stretched_s = self.terms, busy_s / np.maximum(1.0 - share, 1.0 - MAX_SERVED_SHARE)
-        iteration_s: Floats = np.maximum(stretched_s, terms.launch_s[a] + launch_s + terms.host_s[a])
-        return terms.rows[a] / np.maximum(iteration_s, 1e-12)
-
-    def admitted(self, freed_blocks: Ints) -> Ints:
-        """Prompts that are in with `freed_blocks` more blocks."""
-        return np.searchsorted(self.terms.need_blocks, self.free_blocks + freed_blocks, "right")
-
-
-@dataclass(frozen=True, slots=True)
-class Reads:
+class Reads(NamedTuple):
     """What a debtor reads on one creditor: MA = max(floor_s, base_s + block_s · k), exchange_s what it waits for besides;
     launch_s for all its peers. All layers; numbers, or arrays along k."""
 
@@ -121,12 +137,8 @@ class Reads:
     base_s: Numbers
     block_s: Numbers
 
-    def ma_s(self, blocks: Ints) -> Floats:
-        ma_s: Floats = np.maximum(self.floor_s, self.base_s + self.block_s * blocks)
-        return ma_s
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Pair:
     """A debtor that may lend blocks to a creditor. `before` holds for k = 0, `after` for k > 0 (one more row reads there)."""
 
@@ -138,70 +150,62 @@ class Pair:
     peer_launch_s: float
     period_s: float  # of the debtor's iterations
 
-    def tok_per_s(self, blocks: Ints) -> Floats:
-        """TPS of both instances with `blocks` blocks moved."""
-        debtor, creditor, reads = self.debtor, self.creditor, self._reads(blocks > 0)
-        ma_s = reads.ma_s(blocks)
-        a, kept_tokens = debtor.admitted(blocks), debtor.context_tokens - self.block_tokens * blocks
+    def tok_per_s(self, blocks: Ints) -> tuple[Floats, Floats]:
+        """TPS of the debtor and of the creditor with `blocks` blocks moved."""
+        debtor, creditor = self.debtor, self.creditor
+        reads = Reads(*np.array((self.before, self.after)).T.take(blocks > 0, axis=1))
+        ma_s = np.maximum(reads.floor_s, reads.base_s + reads.block_s * blocks)
         others_s = np.maximum(reads.launch_s - self.peer_launch_s, 0.0)
         wait_s = np.maximum(reads.exchange_s + ma_s, debtor.wait_s) + others_s
-        lending = debtor.tok_per_s(a, debtor.busy_s(a, kept_tokens, wait_s), reads.launch_s, debtor.served_share)
-        c, share = creditor.admitted(-blocks), creditor.served_share + ma_s / self.period_s
-        busy_s = creditor.busy_s(c, creditor.context_tokens, creditor.wait_s)
-        return lending + creditor.tok_per_s(c, busy_s, creditor.launch_s, share)
-
-    def _reads(self, moved: npt.NDArray[np.bool_]) -> Reads:
-        return Reads(*(np.where(moved, getattr(self.after, f), getattr(self.before, f)) for f in Reads.__slots__))
+        rates = debtor.terms.within(debtor.free_blocks + blocks)
+        busy_s = rates.busy_s(debtor.context_tokens - self.block_tokens * blocks, wait_s)
+        lending = rates.tok_per_s(busy_s, reads.launch_s, debtor.served_share)
+        rates = creditor.terms.within(creditor.free_blocks - blocks)
+        busy_s = rates.busy_s(creditor.context_tokens, creditor.wait_s)
+        share = creditor.served_share + ma_s / self.period_s
+        return lending, rates.tok_per_s(busy_s, creditor.launch_s, share)
 
     def best(self, block_max: int) -> Offer:
         """The k in 0 … block_max with the highest gain, the smallest of equals. The debtor decodes where block_max > 0."""
         if block_max < 1:
             return Offer(0, 0.0)
-        blocks = self._breakpoints(block_max)
-        tok_per_s = self.tok_per_s(blocks)
-        i = int(np.argmax(tok_per_s))
+        blocks = self._breakpoints(block_max) if block_max > FEW_BLOCKS else np.arange(block_max + 1)
+        tok_per_s = np.add(*self.tok_per_s(blocks))
+        i = int(tok_per_s.argmax())
         return Offer(int(blocks[i]), float(tok_per_s[i] - tok_per_s[0]))
 
     def _breakpoints(self, block_max: int) -> Ints:
         """Sorted, from 0 to block_max."""
-        crossings = np.floor(np.clip(self._crossings(), 0, block_max))
         admissions = self.debtor.terms.need_blocks - self.debtor.free_blocks
         shrinks = self.creditor.free_blocks - self.creditor.terms.need_blocks
-        steps = (crossings, crossings + 1, admissions - 1, admissions, shrinks, shrinks + 1, (0, 1, block_max))
-        return np.sort(np.clip(np.concatenate(steps), 0, block_max)).astype(np.int64)
+        firsts = (*self._debtor_crossings(), *self._creditor_crossings(), admissions - 1, shrinks, (0,))
+        points = np.concatenate(firsts)
+        points = np.floor(points[(points >= 0) & (points < block_max)])
+        steps = np.concatenate((points, points + 1, (0, block_max)))
+        steps.sort()
+        return steps.astype(np.int64)
 
-    def _crossings(self) -> Floats:
-        """k where lines under a max(…) meet, whatever the admissions."""
-        reads = self.after
-        floor_ends = np.atleast_1d((reads.floor_s - reads.base_s) / reads.block_s)
-        return np.concatenate((self._debtor_crossings(), self._creditor_crossings(), floor_ends))
-
-    def _debtor_crossings(self) -> Floats:
-        """Of three lines: one falls (local attention), one rises (this creditor's MA), and the highest of the rest is level."""
-        debtor, terms, reads = self.debtor, self.debtor.terms, self.after
+    def _debtor_crossings(self) -> tuple[Any, ...]:
+        """k where lines under a max(…) meet, whatever the admissions. Of three lines: one falls (local attention), one rises
+        (this creditor's MA), and the highest of the rest is level."""
+        debtor, rates, reads = self.debtor, self.debtor.terms.rates, self.after
         others_s = max(0.0, reads.launch_s - self.peer_launch_s)
-        launches = terms.launch_s + reads.launch_s + terms.host_s
-        level = launches * max(1.0 - debtor.served_share, 1.0 - MAX_SERVED_SHARE) - terms.host_s - terms.kernel_s
-        level = np.maximum(level, np.maximum(terms.floor_s, terms.base_s))
+        launches = rates.launch_s + reads.launch_s + rates.host_s
+        level = launches * max(1.0 - debtor.served_share, 1.0 - MAX_SERVED_SHARE) - rates.host_s - rates.kernel_s
+        level = np.maximum(level, np.maximum(rates.floor_s, rates.base_s))
         level = np.maximum(level, others_s + max(debtor.wait_s, reads.exchange_s + reads.floor_s))
-        falling = terms.base_s + terms.s_per_token * (debtor.context_tokens + terms.prompt_tokens)
-        fall = terms.s_per_token * self.block_tokens
+        falling = rates.base_s + rates.s_per_token * (debtor.context_tokens + rates.prompt_tokens)
+        fall = rates.s_per_token * self.block_tokens
         rising = others_s + reads.exchange_s + reads.base_s
-        return np.concatenate(
-            (
-                (falling - level) / fall,
-                (level - rising) / reads.block_s,
-                (falling - rising) / (fall + reads.block_s),
-            )
-        )
+        return (falling - level) / fall, (level - rising) / reads.block_s, (falling - rising) / (fall + reads.block_s)
 
-    def _creditor_crossings(self) -> Floats:
-        """Where what the creditor serves is no longer hidden by its launches."""
-        creditor, terms = self.creditor, self.creditor.terms
-        launches = terms.launch_s + creditor.launch_s + terms.host_s
-        busy = creditor.busy_s(slice(None), creditor.context_tokens, creditor.wait_s)
+    def _creditor_crossings(self) -> tuple[Any, ...]:
+        """Where what the creditor serves is no longer hidden by its launches, or leaves its floor."""
+        creditor, rates, reads = self.creditor, self.creditor.terms.rates, self.after
+        launches = rates.launch_s + creditor.launch_s + rates.host_s
+        busy = rates.busy_s(creditor.context_tokens, creditor.wait_s)
         ma_s = (1.0 - creditor.served_share - busy / np.maximum(launches, 1e-12)) * self.period_s
-        return (ma_s - self.after.base_s) / self.after.block_s
+        return (ma_s - reads.base_s) / reads.block_s, ((reads.floor_s - reads.base_s) / reads.block_s,)
 
 
 class Pricer:

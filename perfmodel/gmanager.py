@@ -5,7 +5,7 @@ placement policy once a period; the *capacity* path grants room for whole prompt
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from perfmodel.cost import CostModel
 from perfmodel.loan import CLOCK_DRIFT
@@ -224,7 +224,7 @@ class GManager:
         command = self._send_order(debtor, need.req_id, parts, "capacity")
         for creditor, _, count in parts:  # promised, until its next heartbeat says more
             known = self.instances[creditor]
-            known.load = replace(known.load, free_blocks=known.load.free_blocks - count)
+            known.load = known.load._replace(free_blocks=known.load.free_blocks - count)
         ttl_s = self.params.order_ttl_s * (1 + 2 * CLOCK_DRIFT)
         self._granting = (OrderId(self.incarnation, self._orders), need.req_id, now_s + ttl_s)
         return [command]

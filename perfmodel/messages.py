@@ -1,6 +1,7 @@
 """What machines hear, say and order: events (past tense), messages (nouns) and commands (imperative).
 
-All are frozen, slotted dataclasses. Messages carry durations and counters, never absolute times: every side has its own clock.
+All are immutable: named tuples what comes with every request, step and heartbeat (made in a third of the time), frozen, slotted
+dataclasses the rest. Messages carry durations and counters, never absolute times: every side has its own clock.
 Machines are addressed by integers: instances 0, 1, …; `DISPATCHER` and `GMANAGER` are negative.
 """
 
@@ -21,8 +22,7 @@ def machine_name(address: Address) -> str:
     return {DISPATCHER: "dispatcher", GMANAGER: "gmanager"}.get(address, f"instance-{address}")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What the core may know of a request. Output lengths belong to the driver; `max_output_tokens` is an API-level limit."""
 
     req_id: int
@@ -31,8 +31,7 @@ class Request:
 
 
 # ---- messages ----------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class SubmitRequest:
+class SubmitRequest(NamedTuple):
     """Dispatcher → instance. `sequence` is the dispatcher's arrival order; only the current `attempt` of a request counts."""
 
     request: Request
@@ -48,8 +47,7 @@ class AbortRequest:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutcome:
+class RequestOutcome(NamedTuple):
     """How an attempt ended, with times on the clock of the instance it ran on (seconds; None where it never happened).
 
     `preempted_s`: from each preemption after the first token until decoding again; `remote_wait_s`: waiting for remote
@@ -71,8 +69,7 @@ class RequestOutcome:
     remote_tokens_max: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDone:
+class RequestDone(NamedTuple):
     """Instance → dispatcher: this attempt has ended, and what the instance holds now."""
 
     attempt: int
@@ -80,8 +77,7 @@ class RequestDone:
     load: "LoadReport"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
+class LoadReport(NamedTuple):
     """Instance → dispatcher, with each ending, and with a heartbeat where it has changed. `received` counts the requests it had
     received by then; `load_blocks`: KV blocks of running and waiting work, its own and others'."""
 
@@ -153,8 +149,7 @@ class StoreRefused:
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
-class RequestPlacementEntry:
+class RequestPlacementEntry(NamedTuple):
     """The paper's entry: `num_blocks` blocks of a request are on an instance; `local`: its home. 0 blocks: no longer."""
 
     req_id: int
@@ -177,8 +172,7 @@ class Need:
     more_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """Instance → gManager. `entries`: changed placements, or all of them where `full`. `outcomes`: orders handled since the last
     heartbeat the gManager has answered; `open_order`: the capacity order being granted. `youngest`: sequence of the youngest
     admitted request and its req_id."""
@@ -194,8 +188,7 @@ class Heartbeat:
     youngest: tuple[int, int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatReply:
+class HeartbeatReply(NamedTuple):
     """gManager → instance. `incarnations`: (instance, incarnation) of the live ones; `resync`: send everything next time;
     `barrier`: admit no request with a higher sequence (a capacity need waits), None: no barrier; `may_rest`: nobody needs blocks,
     an idle instance need not tell the same again every period."""
@@ -249,8 +242,7 @@ Message = (
 
 
 # ---- events ------------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
+class RequestArrived(NamedTuple):
     request: Request
 
 
@@ -259,14 +251,12 @@ class RequestAborted:
     req_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class MessageReceived:
+class MessageReceived(NamedTuple):
     sender: Address
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class IterationsDone:
+class IterationsDone(NamedTuple):
     """`num_iterations` more iterations of step `step` are complete; batches change only where `ended`.
 
     `finished_ids`: requests whose last token came with the last of them (only where `ended`). `remote_wait_s`: time spent in
@@ -343,8 +333,7 @@ Event = (
 
 
 # ---- commands ----------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """`tokens` prompt tokens of a request behind `prefix_tokens` computed ones, `remote_tokens` of which are on other instances.
 
     `last` yields the request's next token.
@@ -357,8 +346,7 @@ class Chunk:
     remote_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StartIterations:
+class StartIterations(NamedTuple):
     """Run up to `max_iterations` iterations of one fixed batch.
 
     decode_rows, decode_context_tokens, longest_tokens: rows of the decode batch, the tokens they read here in the first iteration
@@ -382,15 +370,13 @@ class StartIterations:
     reads: tuple[tuple[LoanId, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CutIterations:
+class CutIterations(NamedTuple):
     """End step `step` at the next boundary between iterations."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     receiver: Address
     message: Message
 
@@ -463,8 +449,7 @@ class RecordMove:
     outcome: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """A request has reached its one final status."""
 
     outcome: RequestOutcome

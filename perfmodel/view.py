@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from perfmodel.cost import CostModel
 from perfmodel.specs import LinkSpec
@@ -25,8 +25,7 @@ class SchedulerParams:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Movable:
+class Movable(NamedTuple):
     """A request of an instance. movable_blocks: sealed, local, unpledged ones. context_tokens: all its KV, wherever it is."""
 
     req_id: int
@@ -34,8 +33,7 @@ class Movable:
     movable_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteRead:
+class RemoteRead(NamedTuple):
     """Decode rows that read KV on another instance: `tokens` KV tokens there, summed over `rows` rows."""
 
     peer: int
@@ -52,8 +50,7 @@ def read_of(reads: Iterable[RemoteRead], peer: int) -> RemoteRead:
     return next((read for read in reads if read.peer == peer), RemoteRead(peer, 0, 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """State of an instance as its heartbeat tells it.
 
     free_blocks does not contain pledged ones (local, promised to a move in progress, free once it commits); lent_blocks: lent

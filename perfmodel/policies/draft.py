@@ -1,7 +1,6 @@
 """A plan in the making: the loads as its moves will leave them, and the room that is left."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import ceil
 
 from perfmodel.view import ClusterView, Load, Movable, Move, RemoteRead, read_of
@@ -42,8 +41,7 @@ class Draft:
 
 
 def _lend(load: Load, move: Move, tokens: int) -> Load:
-    return replace(
-        load,
+    return load._replace(
         pledged_blocks=load.pledged_blocks + move.num_blocks,
         context_tokens=max(0, load.context_tokens - tokens),
         remote=_one_more_row(load.remote, move.dst, tokens, load.batch),
@@ -52,8 +50,7 @@ def _lend(load: Load, move: Move, tokens: int) -> Load:
 
 
 def _take(load: Load, move: Move, tokens: int, debtor_rows: int) -> Load:
-    return replace(
-        load,
+    return load._replace(
         free_blocks=load.free_blocks - move.num_blocks,
         lent_blocks=load.lent_blocks + move.num_blocks,
         served=_one_more_row(load.served, move.src, tokens, debtor_rows),
@@ -68,4 +65,4 @@ def _one_more_row(reads: tuple[RemoteRead, ...], peer: int, tokens: int, debtor_
 def _pledge(requests: Iterable[Movable], move: Move) -> Iterable[Movable]:
     for request in requests:
         moved = move.num_blocks if request.req_id == move.req_id else 0
-        yield replace(request, movable_blocks=request.movable_blocks - moved) if moved else request
+        yield request._replace(movable_blocks=request.movable_blocks - moved) if moved else request

@@ -51,23 +51,23 @@ def test_a_long_request_lends_to_the_least_used_instance():
 
 
 def test_debtors_by_batch_then_id_and_only_those_with_something_to_move():
-    full = replace(LONG, batch=65)
-    bare = replace(LONG, longest=(Movable(1, 104_000, 0),))
-    loads = [replace(LONG, batch=9), IDLE, replace(LONG, batch=3), full, bare, replace(LONG, batch=3)]
+    full = LONG._replace(batch=65)
+    bare = LONG._replace(longest=(Movable(1, 104_000, 0),))
+    loads = [LONG._replace(batch=9), IDLE, LONG._replace(batch=3), full, bare, LONG._replace(batch=3)]
     assert plan_debtors(view_of(*loads)) == [2, 5, 0]
     assert plan_debtors(view_of(*loads, batch_threshold=65)) == [2, 5, 0, 3]
 
 
 def test_the_longest_request_that_can_move_is_taken():
-    spent = replace(LONG, longest=(Movable(1, 60_000, 0), Movable(2, 44_000, 2700)))
+    spent = LONG._replace(longest=(Movable(1, 60_000, 0), Movable(2, 44_000, 2700)))
     moves = Greedy().plan(view_of(spent, IDLE))
     assert moves and {move.req_id for move in moves} == {2}
 
 
 def test_an_instance_never_lends_to_itself():
     """The debtor is the least used of all."""
-    light = replace(LONG, free_blocks=6000, context_tokens=60_000, longest=(Movable(7, 60_000, 3000),))
-    moves = Greedy().plan(view_of(light, replace(SHORT, free_blocks=4000)))
+    light = LONG._replace(free_blocks=6000, context_tokens=60_000, longest=(Movable(7, 60_000, 3000),))
+    moves = Greedy().plan(view_of(light, SHORT._replace(free_blocks=4000)))
     assert all(move.dst == 1 for move in moves)
     assert Greedy().plan(view_of(light)) == []
 
@@ -82,18 +82,18 @@ def test_an_instance_never_lends_to_itself():
     ],
 )
 def test_nobody_lends_to_an_instance_without_room(creditor, options):
-    assert Greedy().plan(view_of(LONG, replace(IDLE, **creditor), **options)) == []
+    assert Greedy().plan(view_of(LONG, IDLE._replace(**creditor), **options)) == []
 
 
 def test_a_creditor_without_room_does_not_end_the_turn():
     """It is the least used one, but at its lent cap."""
-    capped = replace(IDLE, free_blocks=TOTAL - 3500, lent_blocks=3500)
-    other = replace(IDLE, free_blocks=TOTAL - 3600)
+    capped = IDLE._replace(free_blocks=TOTAL - 3500, lent_blocks=3500)
+    other = IDLE._replace(free_blocks=TOTAL - 3600)
     assert {move.dst for move in Greedy().plan(view_of(LONG, capped, other))} == {2}
 
 
 def test_room_lent_cap_and_kept_room_bound_every_order():
-    creditor = replace(IDLE, free_blocks=3100, lent_blocks=3400)
+    creditor = IDLE._replace(free_blocks=3100, lent_blocks=3400)
     (move,) = Greedy().plan(view_of(LONG, creditor))
     assert move.num_blocks == 100, "3,500 may be lent"
     (move,) = Greedy().plan(view_of(LONG, IDLE, room_kept_blocks=6930 + 430 - 40))
@@ -102,7 +102,7 @@ def test_room_lent_cap_and_kept_room_bound_every_order():
 
 def test_short_contexts_hide_nothing():
     """Attention of a few hundred tokens is over before an answer could be back."""
-    tiny = replace(LONG, context_tokens=900, longest=(Movable(7, 900, 56),))
+    tiny = LONG._replace(context_tokens=900, longest=(Movable(7, 900, 56),))
     assert Greedy().plan(view_of(tiny, IDLE)) == []
 
 
@@ -118,7 +118,7 @@ def test_no_more_is_ordered_than_a_period_moves():
     (move,) = Greedy().plan(view_of(LONG, IDLE))[:1]
     paced = -(-256 * 1.0 / LONG.iteration_s // 16)
     assert move.num_blocks == paced
-    (rest,) = Greedy().plan(view_of(replace(LONG, pledged_blocks=100), IDLE))[:1]
+    (rest,) = Greedy().plan(view_of(LONG._replace(pledged_blocks=100), IDLE))[:1]
     assert rest.num_blocks == paced - 100
 
 
@@ -158,30 +158,30 @@ def test_a_draft_keeps_count():
 
 # ---- reactive ----------------------------------------------------------------------------------------------------------------
 def test_reactive_moves_just_enough_to_where_most_room_is():
-    full = replace(LONG, free_blocks=100)
-    assert Reactive().plan(view_of(full, replace(SHORT, free_blocks=3000), IDLE)) == [Move(7, 0, 2, 126 + 70 - 100)]
+    full = LONG._replace(free_blocks=100)
+    assert Reactive().plan(view_of(full, SHORT._replace(free_blocks=3000), IDLE)) == [Move(7, 0, 2, 126 + 70 - 100)]
 
 
 def test_reactive_waits_until_memory_runs_out():
     assert Reactive().plan(view_of(LONG, IDLE)) == [], "500 blocks are free, 196 are wanted"
-    assert Reactive().plan(view_of(replace(LONG, free_blocks=195, pledged_blocks=1), IDLE)) == [], "pledged ones come"
-    assert Reactive().plan(view_of(replace(LONG, free_blocks=0, waiting=()), IDLE)) == []
+    assert Reactive().plan(view_of(LONG._replace(free_blocks=195, pledged_blocks=1), IDLE)) == [], "pledged ones come"
+    assert Reactive().plan(view_of(LONG._replace(free_blocks=0, waiting=()), IDLE)) == []
 
 
 def test_reactive_takes_the_next_longest_and_the_next_roomiest():
     requests = (Movable(1, 9000, 60), Movable(2, 8000, 50))
-    full = replace(LONG, free_blocks=100, longest=requests)
-    roomy, less = replace(SHORT, free_blocks=150), replace(SHORT, free_blocks=110)
+    full = LONG._replace(free_blocks=100, longest=requests)
+    roomy, less = SHORT._replace(free_blocks=150), SHORT._replace(free_blocks=110)
     assert Reactive().plan(view_of(full, less, roomy)) == [Move(1, 0, 2, 60), Move(2, 0, 2, 20), Move(2, 0, 1, 16)]
 
 
 @pytest.mark.parametrize(
     ("loads", "options"),
     [
-        ([replace(LONG, free_blocks=100, longest=(Movable(7, 9000, 95),)), IDLE], {}),  # not enough to move
-        ([replace(LONG, free_blocks=100), replace(SHORT, free_blocks=165)], {}),  # not enough room
-        ([replace(LONG, free_blocks=100)] * 2, {}),  # both are short
-        ([replace(LONG, free_blocks=100), IDLE], {"room_kept_blocks": 6870}),
+        ([LONG._replace(free_blocks=100, longest=(Movable(7, 9000, 95),)), IDLE], {}),  # not enough to move
+        ([LONG._replace(free_blocks=100), SHORT._replace(free_blocks=165)], {}),  # not enough room
+        ([LONG._replace(free_blocks=100)] * 2, {}),  # both are short
+        ([LONG._replace(free_blocks=100), IDLE], {"room_kept_blocks": 6870}),
     ],
 )
 def test_reactive_moves_all_that_is_missing_or_nothing(loads, options):
@@ -230,16 +230,16 @@ def pressed_cluster(count):
     for i in range(count):
         prompts = tuple(int(n) for n in rng.integers(50, 600, 20))
         tokens = int(rng.integers(60_000, 105_000))
-        debtor = replace(LONG, free_blocks=100, context_tokens=tokens, waiting=prompts)
-        debtor = replace(debtor, longest=(Movable(i, tokens, tokens // 16),))
-        creditor = replace(SHORT, free_blocks=int(rng.integers(3000, 6000)), batch=int(rng.integers(65, 200)))
+        debtor = LONG._replace(free_blocks=100, context_tokens=tokens, waiting=prompts)
+        debtor = debtor._replace(longest=(Movable(i, tokens, tokens // 16),))
+        creditor = SHORT._replace(free_blocks=int(rng.integers(3000, 6000)), batch=int(rng.integers(65, 200)))
         loads.append(debtor if i % 2 else creditor)
     return view_of(*loads, nodes=[i // 8 for i in range(count)])
 
 
 def unhidden_cluster(count):
     """Every instance may be a debtor, and no creditor hides a block: all pairs are looked at in vain."""
-    busy = replace(SHORT, batch=20, context_tokens=6000, longest=(Movable(1, 600, 37),), iteration_s=0.03)
+    busy = SHORT._replace(batch=20, context_tokens=6000, longest=(Movable(1, 600, 37),), iteration_s=0.03)
     return view_of(*[busy] * count, nodes=[i // 8 for i in range(count)])
 
 
