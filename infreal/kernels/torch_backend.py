@@ -2,7 +2,8 @@
 
 A row's KV is worked off in segments that fit the cache. Within a segment, K and V are read where they lie whenever that
 makes matrix products of a useful size (`_tiles`), so no copy of the whole KV is ever made; the scores of a segment
-are the only scratch. What the kernels' contract says of shapes is not repeated here.
+are the only scratch. Rows with little KV are worked off together instead (`torch_short_rows`): so many calls of torch for each
+row and layer would cost more than the copy. What the kernels' contract says of shapes is not repeated here.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ import torch
 from infreal.kernels.parallel import run_all
 from infreal.kernels.partial import Partial
 from infreal.kernels.sizes import ceil_div
+from infreal.kernels.torch_short_rows import micro_attention_together
 
 SEGMENT_TOKENS = 2048  # the scores of a segment (256 KB for 32 heads) stay in the L2 cache; measured: 256 to 2,048
 MIN_TILE_BYTES = 48 * 1024  # below this a copy into one matrix costs less than one more call per tile (about 4 µs)
@@ -45,7 +47,14 @@ def micro_attention(
     states = Partial(*(t.unflatten(1, (kv_heads, -1)) for t in (out.acc, out.m, out.e)))
     tasks: list[Callable[[], None]] = []
     cut_rows: list[tuple[int, Partial]] = []
-    for row, num_tokens in enumerate(num_local_tokens.tolist()):
+    lengths = num_local_tokens.tolist()
+    short = [row for row, num_tokens in enumerate(lengths) if num_tokens and _is_short(num_tokens, kv)]
+    if short:
+        _merge_rows(
+            micro_attention_together(queries, kv, block_table, {row: lengths[row] for row in short}), short, states
+        )
+    for row in sorted(set(range(len(lengths))) - set(short)):
+        num_tokens = lengths[row]
         num_parts = _num_parts(num_tokens, kv)
         rounds = ceil_div(num_tokens, num_parts * SEGMENT_TOKENS)  # equally many segments for each part
         segment_tokens = ceil_div(num_tokens, max(1, num_parts * rounds))
@@ -60,6 +69,12 @@ def micro_attention(
     run_all(tasks)
     for row, parts in cut_rows:
         merge(parts, states[row])
+
+
+def _is_short(num_tokens: int, kv: torch.Tensor) -> bool:
+    """Whether a row is worked off together with others: its blocks would be copied anyway, and one thread suffices for it."""
+    block_bytes = kv.shape[2] * kv.shape[3] * kv.shape[4] * 4
+    return kv.is_cpu and block_bytes < MIN_TILE_BYTES and num_tokens * block_bytes < MIN_PART_BYTES * kv.shape[2]
 
 
 def _num_parts(num_tokens: int, kv: torch.Tensor) -> int:
@@ -221,6 +236,13 @@ def merge(parts: Partial, out: Partial) -> None:
     weights = torch.exp(parts.m - out.m)  # NaN where all parts are empty: not seen either
     torch.sum(torch.where(seen, parts.e * weights, 0.0), 0, out=out.e)
     torch.sum(torch.where(seen.unsqueeze(-1), parts.acc * weights.unsqueeze(-1), 0.0), 0, out=out.acc)
+
+
+def _merge_rows(parts: Partial, rows: list[int], out: Partial) -> None:
+    """Merge parts of some rows of a batch, `[parts, rows, …]`, into its state."""
+    merged = Partial.empty(parts.acc.shape[1:], parts.acc.device)
+    merge(parts, merged)
+    out.acc[rows], out.m[rows], out.e[rows] = merged.acc, merged.m, merged.e
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from infreal.model.attention import Attend, LocalAttention
 from infreal.model.batch import Batch
 from infreal.model.config import ModelConfig
+from infreal.model.linear import linear
 from infreal.model.rope import angles, frequencies, rotate
 from infreal.model.weights import LayerWeights, Weights
 
@@ -46,11 +47,9 @@ class Decoder:
         for index, layer in enumerate(weights.layers):
             q, k, v = self._project(layer, _norm(x, layer.input_norm, eps), rotation)
             attention = attend(index, q, k, v).to(x.dtype).flatten(1)
-            x.addmm_(attention, layer.out)
-            if layer.out_bias is not None:
-                x += layer.out_bias
-            x.addmm_(_gated(_norm(x, layer.post_norm, eps) @ layer.gate_up), layer.down)
-        return (_norm(x[batch.logits_index], weights.final_norm, eps) @ weights.head).float()
+            x += linear(attention, layer.out, layer.out_bias)
+            x += linear(_gated(linear(_norm(x, layer.post_norm, eps), layer.gate_up)), layer.down)
+        return linear(_norm(x[batch.logits_index], weights.final_norm, eps), weights.head).float()
 
     def _project(
         self, layer: LayerWeights, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
@@ -58,9 +57,7 @@ class Decoder:
         """q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`; q and k normed (qwen3) and rotated."""
         config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = x @ layer.qkv
-        if layer.qkv_bias is not None:
-            qkv += layer.qkv_bias
+        qkv = linear(x, layer.qkv, layer.qkv_bias)
         qk, v = qkv.unflatten(1, (-1, config.head_dim)).split((heads + kv_heads, kv_heads), dim=1)
         if layer.q_norm is not None:
             q, k = qk.split((heads, kv_heads), dim=1)

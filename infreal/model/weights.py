@@ -13,6 +13,7 @@ import torch
 
 from infreal.model.config import ModelConfig
 from infreal.model.errors import ModelError
+from infreal.model.linear import pack
 
 Shape = tuple[int, ...]
 
@@ -31,9 +32,8 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices are `[in, out]`, dense: a few rows times such a matrix is a third faster on a CPU than times `[out, in]`.
-
-    qkv: Q, K and V side by side; gate_up: gate beside up. None: the model has none.
+    """Matrices are `[out, in]`, packed for `linear`. qkv: Q, K and V one above the other; gate_up: gate above up. None: the model
+    has none.
     """
 
     input_norm: torch.Tensor
@@ -50,7 +50,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """embedding `[vocab_size, hidden_size]`; head `[hidden_size, vocab_size]`, a view of it where the two are tied."""
+    """embedding and head `[vocab_size, hidden_size]`, the same memory where the two are tied."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
@@ -98,13 +98,12 @@ def load_weights(config: ModelConfig, source: TensorSource, dtype: torch.dtype, 
 
     def load(*names: str) -> torch.Tensor:
         parts = [source.read(name).to(device=device, dtype=dtype) for name in names]
-        if parts[0].ndim == 2:
-            return torch.cat([part.t() for part in parts], dim=1).contiguous()
-        return torch.cat(parts)
+        joined = torch.cat(parts)
+        return pack(joined) if joined.ndim == 2 else joined
 
     embedding = source.read("model.embed_tokens.weight").to(device=device, dtype=dtype, copy=True)
     layers = tuple(_load_layer(config, f"model.layers.{index}.", load) for index in range(config.num_layers))
-    head = embedding.t() if config.tied_embeddings else load("lm_head.weight")
+    head = embedding if config.tied_embeddings else load("lm_head.weight")
     return Weights(embedding, layers, load("model.norm.weight"), head)
 
 
