@@ -1,6 +1,7 @@
-"""`python -m infreal.bench attention|sharing [--device cpu|cuda]`: measures and prints a table.
+"""`python -m infreal.bench attention|sharing|exchange`: measures and prints a table.
 
 attention: decode MicroAttention and its rivals; writes a profile CSV. sharing: what KV on other instances costs an iteration.
+exchange: messages between two processes over the transport, beside bare gloo.
 """
 
 import argparse
@@ -39,6 +40,8 @@ def make_parser(prog: str = "python -m infreal.bench") -> argparse.ArgumentParse
         "--context", type=int, default=4096, metavar="TOKENS", help="of each request (default: %(default)s)"
     )
     sharing.add_argument("--rows", type=int, default=1, help="requests in the batch (default: %(default)s)")
+    exchange = commands.add_parser("exchange", help="queries and block moves between two processes, beside bare gloo")
+    exchange.add_argument("--out", type=Path, metavar="CSV", help="write case, metric, value there")
     return parser
 
 
@@ -47,6 +50,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m infreal.bench
     args = parser.parse_args(argv)
     import torch
 
+    if args.command == "exchange":
+        return exchange_main(args)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device here")
     if args.command == "sharing":
@@ -83,6 +88,19 @@ def sharing_main(parser: argparse.ArgumentParser, args: argparse.Namespace) -> i
         f"{device_name(device)}, {software(backend)}; SmolLM2-135M's shape, fp32, {args.rows} × {args.context:,} tokens"
     )
     print(report(measure_sharing(decoder, args.rows, args.context, backend), decoder.config.num_layers))
+    return 0
+
+
+def exchange_main(args: argparse.Namespace) -> int:
+    from infreal.bench.exchange import measure_exchange, write_findings
+
+    findings = []
+    for finding in measure_exchange():
+        findings.append(finding)
+        print(finding, flush=True)
+    if args.out:
+        with args.out.open("w", newline="", encoding="utf-8") as file:
+            write_findings(findings, file)
     return 0
 
 

@@ -10,6 +10,7 @@ the memory of those sent after it on its lane until the pair is reset. A message
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch.distributed import ProcessGroupGloo, Store
 
 from infreal.transport import DeadlineExceeded, PairReset, PeerLost, Traffic, TransportError, lane_of
+from infreal.transport.connecting import make_group
 from infreal.transport.lane import Arrival, Lane
 from infreal.transport.meeting import Meeting
 
@@ -31,13 +33,15 @@ DTYPES = (
 WHY_CLOSED_S = 0.1  # a peer that lives has said by then why it closed the connection
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Form:
-    """What two sides agree on before data flows."""
+    """What two sides agree on before data flows. slot, header_slot: gloo's tags."""
 
     tag: int
     numel: int
-    dtype: int
+    dtype: torch.dtype
+    slot: int
+    header_slot: int
 
     @classmethod
     def of(cls, tag: int, buffer: torch.Tensor) -> "Form":
@@ -47,27 +51,24 @@ class Form:
             )
         if buffer.dtype not in DTYPES:
             raise ValueError(f"no message of {buffer.dtype}; there are {', '.join(map(str, DTYPES))}")
-        return cls(tag, buffer.numel(), DTYPES.index(buffer.dtype))
+        header_slot = tag % WINDOW << SIZE_BITS
+        size = 1 + (buffer.nbytes * len(DTYPES) + DTYPES.index(buffer.dtype)) % SIZE_PRIME
+        return cls(tag, buffer.numel(), buffer.dtype, header_slot | size, header_slot)
 
-    @property
-    def slot(self) -> int:
-        num_bytes = self.numel * DTYPES[self.dtype].itemsize
-        return self.header_slot | 1 + (num_bytes * len(DTYPES) + self.dtype) % SIZE_PRIME
-
-    @property
-    def header_slot(self) -> int:
-        return self.tag % WINDOW << SIZE_BITS
+    def fits(self, tag: int, buffer: torch.Tensor) -> bool:
+        same = tag == self.tag and buffer.dtype == self.dtype and buffer.numel() == self.numel
+        return same and buffer.is_contiguous()
 
     def header(self) -> torch.Tensor:
-        return torch.tensor([self.tag, self.numel, self.dtype])
+        return torch.tensor([self.tag, self.numel, DTYPES.index(self.dtype)])
 
-    def check(self, header: torch.Tensor) -> str:
+    def problem(self, header: torch.Tensor) -> str:
         """What is wrong with a message that is announced so; empty: nothing."""
-        tag, numel, dtype = header.tolist()
+        tag, numel, number = header.tolist()
+        dtype = DTYPES[number] if 0 <= number < len(DTYPES) else f"dtype {number}"
         if (tag, numel, dtype) == (self.tag, self.numel, self.dtype):
             return ""
-        name = DTYPES[dtype] if 0 <= dtype < len(DTYPES) else f"dtype {dtype}"
-        return f"a message of {numel} × {name} for a buffer of {self.numel} × {DTYPES[self.dtype]}"
+        return f"a message of {numel} × {dtype} for a buffer of {self.numel} × {self.dtype}"
 
 
 @dataclass(eq=False)
@@ -130,19 +131,18 @@ class GlooTransport:
         self.rank, self.num_ranks = rank, num_ranks
         self.traffic = Traffic()
         self._store = store
-        self._devices = [_device(interface) for _ in range(NUM_LANES)]  # each has an event loop of its own
+        self._make_device = _device_maker(interface)
         self._lock = threading.Lock()
         self._pairs: dict[int, Pair] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False
 
     def post_recv(self, peer: int, tag: int, buffer: torch.Tensor) -> Receive:
-        form, pair = Form.of(tag, buffer), self._pair(peer)
-        target = torch.empty_like(buffer, device="cpu", pin_memory=True) if buffer.is_cuda else buffer
+        pair = self._pair(peer)
         with pair.lock:
-            lane, slot = self._lane(pair, peer, tag), tag % WINDOW
-            is_new = pair.posted_forms.get(slot) != form
-            pair.posted_forms[slot] = form
+            form, is_new = _form(pair.posted_forms, tag, buffer)
+            lane = self._lane(pair, peer, tag)
+            target = torch.empty_like(buffer, device="cpu", pin_memory=True) if buffer.is_cuda else buffer
             try:
                 header = lane.post_recv(form.header_slot, torch.empty(3, dtype=torch.int64)) if is_new else None
                 return Receive(peer, form, lane, buffer, target, lane.post_recv(form.slot, target), header)
@@ -150,19 +150,17 @@ class GlooTransport:
                 raise self._failure(pair, peer, tag) from error
 
     def send(self, peer: int, tag: int, buffer: torch.Tensor) -> None:
-        form, pair = Form.of(tag, buffer), self._pair(peer)
-        message = _staged(buffer)
+        pair = self._pair(peer)
         with pair.lock:
-            lane, slot = self._lane(pair, peer, tag), tag % WINDOW
-            is_new = pair.sent_forms.get(slot) != form
-            pair.sent_forms[slot] = form
+            form, is_new = _form(pair.sent_forms, tag, buffer)
+            lane = self._lane(pair, peer, tag)
+            message = _staged(buffer)
             try:
                 if is_new:
                     lane.send(form.header_slot, form.header())
                 lane.send(form.slot, message)
             except RuntimeError as error:
                 raise self._failure(pair, peer, tag) from error
-        with self._lock:
             self.traffic.count_sent(peer, message.nbytes)
 
     def wait(self, handle: Receive, deadline_s: float) -> None:
@@ -184,7 +182,7 @@ class GlooTransport:
         if handle.target is not handle.buffer:
             handle.buffer.copy_(handle.target, non_blocking=True)  # torch keeps pinned memory until its copies have run
         handle.done = True
-        with self._lock:
+        with pair.lock:
             self.traffic.count_received(peer, handle.buffer.nbytes)
 
     def reset(self, peer: int) -> None:
@@ -201,24 +199,25 @@ class GlooTransport:
         """Ends all connections and threads; peers that wait get `PeerLost`."""
         with self._lock:
             self._closed = True
-            pairs, threads = list(self._pairs.values()), list(self._threads)
+            pairs, threads, self._pairs = list(self._pairs.values()), list(self._threads), {}
         for pair in pairs:
             with pair.lock:
                 pair.fail(PeerLost)
                 pair.lanes = {}
         for thread in threads:
             thread.join()
-        self._devices = []
 
     def _pair(self, peer: int) -> Pair:
+        pair = self._pairs.get(peer)
+        return pair if pair is not None else self._new_pair(peer)
+
+    def _new_pair(self, peer: int) -> Pair:
         if peer == self.rank or not 0 <= peer < self.num_ranks:
             raise ValueError(f"rank {self.rank} has no peer {peer} among {self.num_ranks} ranks")
         with self._lock:
             if self._closed:
                 raise PeerLost(f"rank {self.rank} has closed its transport")
-            if peer not in self._pairs:
-                self._pairs[peer] = Pair(Meeting(self._store, self.rank, peer))
-            return self._pairs[peer]
+            return self._pairs.setdefault(peer, Pair(Meeting(self._store, self.rank, peer)))
 
     def _lane(self, pair: Pair, peer: int, tag: int) -> Lane:
         if pair.failure is not None:
@@ -231,17 +230,33 @@ class GlooTransport:
         return pair.lanes[lane_of(tag)]
 
     def _open(self, pair: Pair) -> None:
-        """All lanes at once, so that each of them sees the end of the peer."""
+        """Lanes are there for use at once, and connected together, so that each of them sees the end of the peer."""
         meeting = pair.meeting
-        for number, device in enumerate(self._devices):
-            lane = Lane(meeting.lane_store(number), meeting.side, device, meeting.is_former)
-            pair.lanes[number] = lane
-            with self._lock:
-                self._threads = [thread for thread in self._threads if thread.is_alive()] + [lane.thread]
+        pair.lanes = {number: Lane(meeting.side) for number in range(NUM_LANES)}
+        lanes = [(lane, meeting.lane_store(number)) for number, lane in pair.lanes.items()]
+        connecting = threading.Thread(target=self._connect, args=(meeting, lanes), name="infreal-connect", daemon=True)
+        threads = [connecting, *(lane.thread for lane, _ in lanes)]
+        with self._lock:
+            self._threads = [thread for thread in self._threads if thread.is_alive()] + threads
+            for thread in threads:
+                thread.start()
+
+    def _connect(self, meeting: Meeting, lanes: list[tuple[Lane, Store]]) -> None:
+        def is_over() -> bool:
+            return lanes[0][0].is_closed or meeting.is_former()
+
+        try:
+            groups = [make_group(store, meeting.side, self._make_device, is_over) for _, store in lanes]
+        except RuntimeError:
+            for lane, _ in lanes:
+                lane.close()
+        else:
+            for (lane, _), group in zip(lanes, groups, strict=True):
+                lane.take(group)
 
     def _check_header(self, pair: Pair, handle: Receive) -> None:
         assert handle.header is not None
-        problem = handle.form.check(handle.header.buffer)
+        problem = handle.form.problem(handle.header.buffer)
         if problem:
             self._give_up(pair, handle.lane)
             raise TransportError(f"{problem} {self._where(handle.peer, handle.form.tag)}")
@@ -267,10 +282,21 @@ class GlooTransport:
         return f"(rank {self.rank}, peer {peer}, tag {tag})"
 
 
-def _device(interface: str | None) -> Any:
-    return (
-        ProcessGroupGloo.create_device(interface=interface) if interface else ProcessGroupGloo.create_default_device()
-    )
+def _form(known: dict[int, Form], tag: int, buffer: torch.Tensor) -> tuple[Form, bool]:
+    """The form of a message, and whether the last one of its tag had another."""
+    form = known.get(tag % WINDOW)
+    if form is not None and form.fits(tag, buffer):
+        return form, False
+    form = known[tag % WINDOW] = Form.of(tag, buffer)
+    return form, True
+
+
+def _device_maker(interface: str | None) -> Callable[[], Any]:
+    """Raises RuntimeError where there is no such interface."""
+    if interface is None:
+        return ProcessGroupGloo.create_default_device
+    ProcessGroupGloo.create_device(interface=interface)
+    return lambda: ProcessGroupGloo.create_device(interface=interface)
 
 
 def _staged(buffer: torch.Tensor) -> torch.Tensor:

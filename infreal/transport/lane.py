@@ -1,26 +1,23 @@
-"""One gloo group of two ranks, made in the background and used for one generation of a pair.
+"""One gloo group of two ranks as a side of it uses it: queued up until the group is there, then straight to gloo.
 
-What gloo does: a send ends only when the peer has posted its receive, so its buffer must live until then; tags
-are honoured; a wait that times out closes the group on both sides, and nothing else does; a message that is longer than the buffer
-that waits under its tag ends the process.
+What gloo does: a send ends only when the peer has posted its receive, so its buffer must live until then; tags are honoured; a wait
+that times out closes the group on both sides, and nothing else does; a message that is longer than the buffer that waits under its
+tag ends the process.
 """
 
 import contextlib
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
 FOREVER = timedelta(days=365)
-CONNECT_S = 10.0  # for a group whose two sides have both said in the store that they are there
-LONGEST_PAUSE_S = 0.02
+KEPT_BYTES, KEPT_MESSAGES = 1 << 20, 256  # sent messages that nobody looks after
 CLOSING_SLOT = (1 << 31) - 1  # nobody sends there
 
 
@@ -34,21 +31,34 @@ class Arrival:
 
 
 class Lane:
-    """One side's end. Before the group is there, sends and receives queue up. RuntimeError: closed, by either side or a time-out.
+    """RuntimeError of its methods: the lane was closed, by either side or a time-out. side: 0 or 1 · slot: below 2^31 - 2."""
 
-    store: of this lane and generation alone · side: 0 or 1 · is_former: whether the pair has a later generation ·
-    slot: below CLOSING_SLOT.
-    """
-
-    def __init__(self, store: Store, side: int, device: Any, is_former: Callable[[], bool]) -> None:
-        self._store, self._side, self._device, self._is_former = store, side, device, is_former
+    def __init__(self, side: int) -> None:
+        self._side = side
         self._changed = threading.Condition()
         self._group: Any = None
         self._closed = False
         self._queued: list[Callable[[Any], None]] = []
-        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
-        self.thread = threading.Thread(target=self._run, name="infreal-lane", daemon=True)
-        self.thread.start()
+        self._sent: list[tuple[int, Any, torch.Tensor]] = []  # slot, gloo's work, the message
+        self._sent_bytes = 0
+        self.thread = threading.Thread(target=self._free, name="infreal-lane", daemon=True)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def take(self, group: Any) -> None:
+        """The group is connected. What has queued up goes first."""
+        with self._changed:
+            if not self._closed:
+                for operation in self._queued:
+                    operation(group)
+            self._queued.clear()
+            self._group = group
+            was_closed = self._closed
+            self._changed.notify_all()
+        if was_closed:
+            _close(group, self._side)
 
     def send(self, slot: int, message: torch.Tensor) -> None:
         """The message is the lane's from now on."""
@@ -91,65 +101,42 @@ class Lane:
             _close(self._group, self._side)
 
     def _group_or_queue(self, operation: Callable[[Any], None]) -> Any:
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("the lane is closed")
-            if self._group is None:
-                self._queued.append(operation)
-            return self._group
+        if self._group is None:
+            with self._changed:
+                if self._closed:
+                    raise RuntimeError("the lane is closed")
+                if self._group is None:
+                    self._queued.append(operation)
+                    return None
+        return self._group
 
     def _start_send(self, group: Any, slot: int, message: torch.Tensor) -> None:
-        item = group.send([message], 1 - self._side, slot), message
+        work = group.send([message], 1 - self._side, slot)
         with self._changed:
-            self._sent.append(item)
-            if len(self._sent) == 1:
+            self._sent.append((slot, work, message))
+            self._sent_bytes += message.nbytes
+            if self._has_many_sent():
                 self._changed.notify_all()
 
     def _start_recv(self, group: Any, arrival: Arrival) -> None:
         arrival.work = group.recv([arrival.buffer], 1 - self._side, arrival.slot)
 
-    def _run(self) -> None:
-        try:
-            group = self._connect()
-            self._take(group)
+    def _free(self) -> None:
+        with contextlib.suppress(RuntimeError):
             while not self._closed:
                 self._free_sent()
-        except RuntimeError:
-            self.close()
         self._sent.clear()
 
-    def _connect(self) -> Any:
-        self._store.set(f"here/{self._side}", "")
-        pause_s = 0.0005
-        while not self._store.check([f"here/{1 - self._side}"]):
-            if self._closed or self._is_former():
-                raise RuntimeError("the lane is closed")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        options = ProcessGroupGloo._Options()
-        options._devices, options._threads, options._timeout = [self._device], 1, timedelta(seconds=CONNECT_S)
-        return ProcessGroupGloo(PrefixStore("gloo", self._store), self._side, 2, options)
-
-    def _take(self, group: Any) -> None:
-        """What has queued up goes first."""
-        with self._changed:
-            for operation in self._queued:
-                operation(group)
-            self._queued.clear()
-            self._group = group
-            was_closed = self._closed
-            self._changed.notify_all()
-        if was_closed:
-            _close(group, self._side)
+    def _has_many_sent(self) -> bool:
+        return self._sent_bytes > KEPT_BYTES or len(self._sent) > KEPT_MESSAGES
 
     def _free_sent(self) -> None:
-        """Lets go of messages that the peer has read, oldest first; looks seldom, to leave the processor to others."""
+        """Lets go of messages that the peer has read. Those of a slot are read in order: the last tells of all."""
         with self._changed:
-            self._changed.wait_for(lambda: self._sent or self._closed)
-        time.sleep(LONGEST_PAUSE_S)
-        for _ in range(len(self._sent)):
-            self._sent[0][0].wait(FOREVER)
-            self._sent.popleft()
+            self._changed.wait_for(lambda: self._has_many_sent() or self._closed)
+            sent, self._sent, self._sent_bytes = self._sent, [], 0
+        for work in {slot: work for slot, work, _ in sent}.values():
+            work.wait(FOREVER)
 
 
 def _close(group: Any, side: int) -> None:

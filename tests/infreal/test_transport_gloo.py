@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed import HashStore, TCPStore
+from transport_tools import GlooNetwork
 
 from infreal.transport import DeadlineExceeded, PairReset, PeerLost, TransportError
 from infreal.transport.gloo import GlooTransport
+from infreal.transport.in_process import run_ranks
 
 pytestmark = pytest.mark.timeout(90)
 QUERY, ANSWER, BULK = 0, 1, 2
@@ -100,6 +102,33 @@ def test_a_process_that_stalls_dies_and_comes_back():
         assert echo.wait(20) == 0, "it saw that the peer has gone"
     finally:
         echo.kill()
+        end.close()
+
+
+def test_all_pairs_and_lanes_connect_at_once():
+    """A connection to the store that one lane waits on is no obstacle to another (it was: each waited for the other side's)."""
+    network = GlooNetwork(4)
+
+    def talk(end):
+        peers = [rank for rank in range(4) if rank != end.rank]
+        for generation in range(8):
+            for peer in peers:
+                end.send(peer, QUERY, torch.full((4,), float(generation)))
+                end.send(peer, BULK, torch.full((4,), float(generation)))
+            handles = [end.post_recv(peer, tag, torch.empty(4)) for peer in peers for tag in (QUERY, BULK)]
+            for handle in handles:
+                end.wait(handle, deadline(5))
+            assert {handle.buffer[0].item() for handle in handles} == {generation}
+            barrier.wait(20)  # all have read before anybody resets
+            for peer in peers:
+                end.reset(peer) if end.rank < peer else None
+            barrier.wait(20)
+            for peer in peers:
+                end.reset(peer) if end.rank > peer else None
+
+    barrier = threading.Barrier(4)
+    run_ranks(network, talk)
+    for end in network.endpoints:
         end.close()
 
 

@@ -1,0 +1,81 @@
+"""Making the gloo group of two ranks, once both have said in a store of their own that they are there."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store
+
+TIMEOUT = timedelta(seconds=3)
+ATTEMPTS = 20
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02
+GREETING_SLOT = (1 << 31) - 2
+
+
+class PatientStore(Store):
+    """A view of a store that waits by looking again and again. A wait of a TCPStore itself holds its connection, so that whoever
+    else of the process wants something of the store waits too, perhaps for each other."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._store.add(key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check(keys)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._store.get(key)
+
+    def wait(self, keys: list[str], timeout: timedelta = TIMEOUT) -> None:
+        end_s = time.monotonic() + timeout.total_seconds()
+        while not self._store.check(keys):
+            if time.monotonic() > end_s:
+                raise RuntimeError(f"{keys} did not come into the store")
+            time.sleep(SHORTEST_PAUSE_S)
+
+
+def make_group(store: Store, side: int, make_device: Callable[[], Any], is_over: Callable[[], bool]) -> Any:
+    """Waits for the peer for as long as it takes. Raises RuntimeError when `is_over`, or where it cannot be reached.
+
+    gloo now and then fails to connect where several groups do so at once: both sides try again.
+    """
+    for attempt in range(ATTEMPTS):
+        own = PrefixStore(str(attempt), store)
+        _meet(own, side, is_over)
+        try:
+            return _connect(own, side, make_device())
+        except RuntimeError as error:
+            cause = error
+    raise cause
+
+
+def _meet(store: Store, side: int, is_over: Callable[[], bool]) -> None:
+    store.set(f"here/{side}", "")
+    pause_s = SHORTEST_PAUSE_S
+    while not store.check([f"here/{1 - side}"]):
+        if is_over():
+            raise RuntimeError("the lane is closed")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _connect(store: Store, side: int, device: Any) -> Any:
+    """A device has an event loop of its own. A greeting each way says that the other side is connected, too."""
+    options = ProcessGroupGloo._Options()
+    options._devices, options._threads, options._timeout = [device], 1, TIMEOUT
+    patient = PatientStore(store)  # gloo keeps no hold of it
+    group = ProcessGroupGloo(PrefixStore("gloo", patient), side, 2, options)
+    received = group.recv([torch.empty(1)], 1 - side, GREETING_SLOT)
+    sent = group.send([torch.zeros(1)], 1 - side, GREETING_SLOT)
+    received.wait(TIMEOUT)
+    sent.wait(TIMEOUT)
+    return group
