@@ -47,8 +47,8 @@ bench: $(VENV)/.base   ## speed of the simulator, `case metric value` (ONLY=b on
 bench-tests: setup     ## the benchmarks among the tests: kernels, cost model, links, planner
 	$(BIN)/python -m pytest tests -m bench -n 0 -s --timeout 3600
 
-figures: setup         ## the paper's figures, into out/figures (FIG=10a one of them, FULL=1 full sweeps, FRESH=1 anew)
-	$(BIN)/python paper_figures $(FIG) $(if $(FULL),--full) $(if $(FRESH),--fresh)
+figures: setup         ## the paper's figures, into out/figures (FIG=10a one, FULL=1 full sweeps, FRESH=1 anew, RAY=address)
+	$(BIN)/python paper_figures $(FIG) $(if $(FULL),--full) $(if $(FRESH),--fresh) $(if $(RAY),--ray $(RAY))
 
 readme: setup          ## write what the demo prints and draws into the README
 	UPDATE_README=1 $(BIN)/python -m pytest tests/repo/test_readme.py -m slow -n 0

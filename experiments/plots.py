@@ -99,7 +99,7 @@ def finish_row(row: Sequence[Axes], points: Sequence[Point], scenario: str, load
         log_scale(axes)
         at_least = " and more for long prompts" if limit == "ttft_s" and slo["ttft_s_per_1k_tokens"] else ""
         axes.axhline(slo[limit], color=GREY, lw=0.8, ls=":")
-        axes.annotate(f"SLO {slo[limit]:g} s{at_least}", (0.02, slo[limit]), xycoords=("axes fraction", "data"), **NOTE)
+        axes.annotate(f"SLO {slo[limit]:g} s{at_least}", (0.02, slo[limit]), xycoords=("axes fraction", "data"), **(NOTE | BACKED))
     axis = next((axis for axis in points[0].axes if axis.endswith(("rate_rps", "users"))), "")
     row[2].set(title="Goodput", ylabel="requests per s in the SLO", ylim=(0, None), xlim=(0, None))
     names = {"workload.rate_rps": "offered requests per s", "workload.users": "users"}
@@ -112,6 +112,7 @@ def finish_row(row: Sequence[Axes], points: Sequence[Point], scenario: str, load
         row[0].annotate(scenario, (0, 1.14), xycoords="axes fraction", fontweight="bold", color=GREY)
 
 
+BACKED: dict[str, Any] = {"bbox": {"fc": "white", "ec": "none", "alpha": 0.8, "pad": 0.8}}  # readable over a curve
 NOTE: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "color": GREY, "fontsize": 7}
 
 
