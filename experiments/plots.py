@@ -95,13 +95,17 @@ def finish_row(row: Sequence[Axes], points: Sequence[Point], scenario: str, load
     """Scales, limits and labels of one scenario's panels."""
     slo = points[0].manifests[0]["config"]["slo"]
     for axes, (title, _, _, limit) in zip(row, LATENCY_PANELS, strict=False):
-        axes.set(title=title, xlabel="output tokens per s", ylabel="seconds", xlim=(0, None))
+        axes.set(xlabel="output tokens per s", ylabel="seconds", xlim=(0, None))
+        axes.set_title(title, pad=14)
         log_scale(axes)
         at_least = " and more for long prompts" if limit == "ttft_s" and slo["ttft_s_per_1k_tokens"] else ""
         axes.axhline(slo[limit], color=GREY, lw=0.8, ls=":")
-        axes.annotate(f"SLO {slo[limit]:g} s{at_least}", (0.02, slo[limit]), xycoords=("axes fraction", "data"), **(NOTE | BACKED))
+        axes.annotate(
+            f"dotted: SLO {slo[limit]:g} s{at_least}", (0.5, 1), xycoords="axes fraction", ha="center", **NOTE
+        )
     axis = next((axis for axis in points[0].axes if axis.endswith(("rate_rps", "users"))), "")
-    row[2].set(title="Goodput", ylabel="requests per s in the SLO", ylim=(0, None), xlim=(0, None))
+    row[2].set_title("Goodput", pad=14)
+    row[2].set(ylabel="requests per s in the SLO", ylim=(0, None), xlim=(0, None))
     names = {"workload.rate_rps": "offered requests per s", "workload.users": "users"}
     row[2].set_xlabel(names.get(axis, "output tokens per s"))
     if axis == "workload.rate_rps":
@@ -112,7 +116,6 @@ def finish_row(row: Sequence[Axes], points: Sequence[Point], scenario: str, load
         row[0].annotate(scenario, (0, 1.14), xycoords="axes fraction", fontweight="bold", color=GREY)
 
 
-BACKED: dict[str, Any] = {"bbox": {"fc": "white", "ec": "none", "alpha": 0.8, "pad": 0.8}}  # readable over a curve
 NOTE: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "color": GREY, "fontsize": 7}
 
 
