@@ -1,8 +1,8 @@
 """Event logs: `events.jsonl`, and a run rebuilt from one.
 
-The first line holds the resolved configuration. Every other line is `{"t_s", "machine", "event", …}`: what a machine heard, in
-order, or what the driver noted (`machine` "driver"). Fed to fresh machines, a log gives the same commands, whichever driver
-wrote it.
+The first line holds the resolved configuration and what carried it out. Every other line is `{"t_s", "machine", "event", …}`:
+what a machine heard, in order, or what the driver noted (`machine` "driver"). Fed to fresh machines, a log gives the same
+commands, whichever driver wrote it.
 """
 
 import dataclasses
@@ -47,11 +47,11 @@ def decode(value: Any) -> Any:
 
 
 class EventLog:
-    """Observer that writes a log line by line."""
+    """Observer that writes a log line by line. facts: what a manifest says of the driver and its hardware."""
 
-    def __init__(self, file: TextIO, config: dict[str, Any]) -> None:
+    def __init__(self, file: TextIO, config: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
         self._file = file
-        self._write({"format": FORMAT, "config": config})
+        self._write({"format": FORMAT, "config": config, "facts": facts or {}})
 
     def event(self, t_s: float, machine: Address, event: Event) -> None:
         line = encode(event)
@@ -71,7 +71,7 @@ class EventLog:
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """(resolved configuration, lines). Raises InputError for what is no event log."""
+    """(header with `config` and `facts`, lines). Raises InputError for what is no event log."""
     try:
         lines = _lines(path)
         header = next(lines, {})
@@ -79,7 +79,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
         raise InputError(f"{path}: {error.strerror}") from None
     if header.get("format") != FORMAT:
         raise InputError(f"{path}, line 1: not an event log (allowed: a header with format {FORMAT!r})")
-    return header["config"], lines
+    return {"facts": {}, **header}, lines
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -18,10 +18,15 @@ def watching(plan: RunPlan, folder: Path, recording: Recording) -> Iterator[Obse
         observers: list[Observer] = []
         if recording.events:
             file = files.enter_context((folder / "events.jsonl").open("w", encoding="utf-8"))
-            observers.append(EventLog(file, plan.config.model_dump(mode="json")))
+            observers.append(EventLog(file, plan.config.model_dump(mode="json"), carried_out_by(plan)))
         timeline = Timeline()
         if recording.timeline:
             observers.append(timeline)
         yield Together(observers) if observers else None
     if recording.timeline:
         timeline.write(folder / "timeline.json")
+
+
+def carried_out_by(plan: RunPlan) -> dict[str, object]:
+    """What a replay cannot find out: whether the run was simulated, and on what it ran."""
+    return {name: plan.facts[name] for name in ("driver", "hardware") if name in plan.facts}

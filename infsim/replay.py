@@ -21,14 +21,14 @@ def replay_run(events: Path, out: Path) -> Runs:
     """Feed a log to fresh machines and write what they did. Raises InputError for what is no event log."""
     started_s = time.perf_counter()
     header, lines = read_log(events)
-    config = validate(header, f"{events}, line 1")
+    config = validate(header["config"], f"{events}, line 1")
     spec = plan_cluster(config)
     try:
         result = Replay(spec).run(lines)
     except (KeyError, TypeError, AttributeError, AssertionError) as error:
         raise InputError(f"{events}: a damaged event log ({type(error).__name__}: {error})") from error
     workload = workload_of(result)
-    facts = facts_of(config, spec, workload, {"replay": events.name})
+    facts = facts_of(config, spec, workload, {"replay": events.name}) | header["facts"]
     facts["inputs"][str(events)] = file_sha256(events)
     write_run(RunPlan(config, spec, workload, facts), result, out, time.perf_counter() - started_s)
     runs = load_runs(out)

@@ -53,7 +53,7 @@ def check_sharing(decoder: Decoder, backend: str, gpu_name: str, out: Path) -> I
             Requests(workload, prompts),
             decoder,
             WallClock(),
-            EventLog(file, config),
+            EventLog(file, config, {"driver": "hardware", "hardware": {"device": gpu_name}}),
             Options(backend),
         )
         result = run.run()

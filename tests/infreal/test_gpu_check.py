@@ -83,8 +83,8 @@ def test_every_check_holds_on_a_small_model(tmp_path, one_thread):
 def test_its_cluster_is_that_of_its_configuration(tmp_path, one_thread):
     """The managers of the log are rebuilt from the configuration alone."""
     list(check_sharing(tiny_decoder(), "torch", "cpu", tmp_path))
-    config, _ = read_log(tmp_path / "events.jsonl")
-    planned, made = plan_cluster(validate(config, "header")), make_spec(SIZES["cpu"])
+    header, _ = read_log(tmp_path / "events.jsonl")
+    planned, made = plan_cluster(validate(header["config"], "header")), make_spec(SIZES["cpu"])
     assert planned.instance.model == made.instance.model
     for name in (
         "num_instances",

@@ -70,7 +70,9 @@ def test_a_sweep_writes_the_folder_of_a_simulation_and_replays(folder, capsys):
     for a, b in zip(real.folders, simulated.folders, strict=True):
         assert sorted(path.name for path in a.iterdir()) == sorted(path.name for path in b.iterdir())
     log = real.folders[1] / "events.jsonl"
+    capsys.readouterr()
     assert infsim_main(["replay", str(log), "--out", "replayed"]) == 0
+    assert "Trust: all times were measured (cpu" in capsys.readouterr().out
     for name in ("requests", "instances", "moves"):
         again = pd.read_parquet(next(folder.glob(f"replayed/runs/*/{name}.parquet")))
         pd.testing.assert_frame_equal(pd.read_parquet(real.folders[1] / f"{name}.parquet"), again)

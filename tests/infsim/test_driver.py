@@ -138,10 +138,10 @@ def test_replay_gives_identical_commands_and_tables(cluster, workload, tmp_path)
     Simulation(spec, load, seen).run()
     with (tmp_path / "events.jsonl").open("w") as file:
         result = Simulation(spec, load, EventLog(file, {"a": 1})).run()
-    config, lines = read_log(tmp_path / "events.jsonl")
+    header, lines = read_log(tmp_path / "events.jsonl")
     replay = Replay(spec)
     again = replay.run(lines)
-    assert config == {"a": 1}
+    assert header["config"] == {"a": 1}
     assert replay.commands == seen.commands
     assert again == result
     assert json.loads((tmp_path / "events.jsonl").read_text().splitlines()[1]).keys() >= {"t_s", "machine", "event"}
