@@ -47,11 +47,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """A machine begins: under this incarnation, at this time of the run."""
+    """A machine begins: under this incarnation, at this time of the run. others: incarnations of those that are there."""
 
     address: Address
     incarnation: int = 1
     now_s: float = 0.0
+    others: tuple[tuple[Address, int], ...] = ()
 
 
 class Nest:
@@ -83,7 +84,9 @@ class Nest:
             for peer in set(range(spec.num_instances)) - {birth.address}:
                 self.executor.transport.reset(peer)
         machine = build_rmanager(spec, birth.address, birth.incarnation, birth.now_s)
-        instance = Instance(machine, self.work.requests, self.executor, post, **options)
+        instance = Instance(
+            machine, self.work.requests, self.executor, post, incarnations=dict(birth.others), **options
+        )
         if self.work.prepare is not None:
             self.work.prepare(instance)
         return instance

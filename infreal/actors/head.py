@@ -19,6 +19,7 @@ from infreal.actors.mail import (
     Look,
     Looked,
     Output,
+    Renewed,
     ResetPair,
     Span,
     State,
@@ -50,12 +51,13 @@ MAX_DEATHS = 5  # of one machine, after which a run is given up
 @dataclass(slots=True)
 class Member:
     """A host as the head knows it. alive: it has begun and is not known to have died · unread: entries that wait for a look to
-    close · state: behind the last entry · heard_s: when its last page came."""
+    close · state: behind the last entry · begun_s: when it began · heard_s: when its last page came."""
 
     address: Address
     incarnation: int = 1
     alive: bool = False
     deaths: int = 0
+    begun_s: float = 0.0
     heard_s: float = 0.0
     state: State | None = None
     unread: deque[Entry | tuple[str, float]] = field(default_factory=deque)
@@ -90,6 +92,7 @@ class Head:
         self._calls: list[tuple[float, int, Callable[[], None]]] = []  # heap of (time, number, what to do)
         self._numbers = count(1)
         self._suspected: list[tuple[int, int, float]] = []  # (who says it, of whom, since when)
+        self._renewing: set[tuple[int, int, int]] = set()  # (who, its pair with whom, for which reset), not done yet
         self._progress_s = self._busy_s = 0.0
 
     # ---- the run -------------------------------------------------------------------------------------------------------------
@@ -195,27 +198,35 @@ class Head:
     def _read(self, member: Member, entry: Entry | tuple[str, float]) -> None:
         observer, address = self.books.observer, member.address
         match entry:
-            case Heard(t_s, event, commands):
-                if observer and event is not None:
-                    observer.event(t_s, address, event)
-                for command in commands:
-                    if observer:
-                        observer.command(t_s, address, command)
-                    if isinstance(command, RecordMove):
-                        self.books.collector.add_move(command, self.spec.instance.block_bytes)
-                    elif isinstance(command, Finish):
-                        self._schedule(self.books.end(command.outcome, t_s))
+            case Heard():
+                self._read_event(address, entry)
             case Span(start_s, end_s, step):
                 if observer:
                     observer.span(address, start_s, end_s, step)
             case Output(req_id, ids):
                 self.outputs[req_id] = list(ids)
-            case Suspected(peer, _):
-                self._suspected.append((address, peer, self.fleet.now_s()))
+            case Suspected(t_s, peer, _):
+                if self.members[peer].alive and t_s > self.members[peer].begun_s:  # else all have been told
+                    self._suspected.append((address, peer, self.fleet.now_s()))
+            case Renewed(peer, number):
+                self._renewing.discard((address, peer, number))
+                self._suspected = [s for s in self._suspected if s[:2] != (address, peer)]  # of the former generation
             case Failed(text):
                 raise RunError(f"{machine_name(address)} is broken: {text}")
             case (what, t_s):
                 self.books.note(t_s, what, who=machine_name(address))
+
+    def _read_event(self, address: Address, entry: Heard) -> None:
+        observer = self.books.observer
+        if observer and entry.event is not None:
+            observer.event(entry.t_s, address, entry.event)
+        for command in entry.commands:
+            if observer:
+                observer.command(entry.t_s, address, command)
+            if isinstance(command, RecordMove):
+                self.books.collector.add_move(command, self.spec.instance.block_bytes)
+            elif isinstance(command, Finish):
+                self._schedule(self.books.end(command.outcome, entry.t_s))
 
     # ---- looks ---------------------------------------------------------------------------------------------------------------
     def _ask_mark(self, name: str, now_s: float) -> None:
@@ -274,10 +285,17 @@ class Head:
 
     def _clear(self, peer: Address, asked_s: float) -> None:
         """The peer lives: the fault is the pair's. Both make it anew, and the one who waited gives up what was lent over it."""
-        for who, _, _ in [s for s in self._suspected if s[1] == peer and s[2] <= asked_s]:
-            self.fleet.post(who, ResetPair(peer, give_up=True))
-            self.fleet.post(peer, ResetPair(who, give_up=False))
-        self._suspected = [s for s in self._suspected if s[1] != peer or s[2] > asked_s]
+        for who in {s[0] for s in self._suspected if s[1] == peer and s[2] <= asked_s}:
+            if not self._is_renewing(who, peer):
+                self._suspected = [s for s in self._suspected if s[:2] != (who, peer)]
+                number = next(self._numbers)
+                self._renewing |= {(who, peer, number), (peer, who, number)}
+                self.fleet.post(who, ResetPair(peer, number, give_up=True))
+                self.fleet.post(peer, ResetPair(who, number, give_up=False))
+
+    def _is_renewing(self, one: Address, other: Address) -> bool:
+        """One renewal of a pair at a time: sides that go ahead on their own would not meet in the same generation."""
+        return any({who, peer} == {one, other} for who, peer, _ in self._renewing)
 
     def _lose(self, member: Member, why: str) -> None:
         address = member.address
@@ -295,18 +313,22 @@ class Head:
             self._busy_s += member.state.busy_s if member.state else 0.0
             self._suspected = [s for s in self._suspected if address not in s[:2]]
             if address >= 0:
+                self._renewing = {r for r in self._renewing if r[0] != address}
+                self._renewing |= {(m.address, address, 0) for m in self._instances() if m.alive}
                 self._tell_others(address, PeerLost(address))
         self.fleet.make(address)
 
     def _bring_back(self, member: Member) -> None:
         now_s = self.fleet.now_s()
-        if self._looks:  # which are at the one before
+        if self._looks or any(peer == member.address for _, peer, _ in self._renewing):  # of the one before
             self._at(now_s + PAGE_S, partial(self._bring_back, member))
             return
         member.incarnation += 1
         member.unread.append(("return", now_s))
-        self.fleet.begin([Birth(member.address, member.incarnation, now_s)])
-        member.alive, member.heard_s = True, now_s
+        others = tuple((m.address, m.incarnation) for m in self.members.values() if m is not member)
+        self.fleet.begin([Birth(member.address, member.incarnation, now_s, others)])
+        member.alive, member.heard_s = True, self.fleet.now_s()
+        member.begun_s = member.heard_s
         if member.address >= 0:
             self._tell_others(member.address, PeerReturned(member.address, member.incarnation))
 

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Protocol
 
-from infreal.actors.mail import Entry, Failed, Heard, Look, Looked, Page, State, Timed
+from infreal.actors.mail import Entry, Failed, Heard, Look, Looked, Output, Page, State, Timed
 from perfmodel.cluster import Machine
 from perfmodel.messages import (
     Address,
@@ -89,6 +89,8 @@ class Host:
                 with self.lock:
                     assert self._look is not None, "only instances are looked at"
                     self.write(Looked(number, self._look()), urgent=True)
+            case Output():
+                self.write(item, urgent=True)
             case _:
                 self.hear(item)
 
@@ -125,10 +127,10 @@ class Host:
         return commands
 
     def _carry_out(self, command: Command) -> None:
-        if isinstance(command, Send):
-            self.post(command.receiver, MessageReceived(self.address, command.message))
         if self._perform is not None:
             self._perform(command)
+        if isinstance(command, Send):
+            self.post(command.receiver, MessageReceived(self.address, command.message))
 
     # ---- time ----------------------------------------------------------------------------------------------------------------
     def at(self, time_s: float, call: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ All of it travels as control messages. Tensors never do: they have the data plan
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from infreal.layout import ReadRow
 from perfmodel.messages import Address, Command, Event, LoanId, StartIterations, TransferId
@@ -11,11 +12,19 @@ from perfmodel.records import Counters, Sample
 
 
 # ---- between instances -------------------------------------------------------------------------------------------------------
+class Stamp(NamedTuple):
+    """State of a pair, as a sender knows it: its own incarnation, and the last `ResetPair` of the two. Compares as time goes."""
+
+    incarnation: int
+    reset: int
+
+
 @dataclass(frozen=True, slots=True)
 class OpenRead:
     """Debtor → creditor: serve these rows of my next step, until the data plane says that the read has ended."""
 
     reader: Address
+    stamp: Stamp
     read: int
     rows: tuple[ReadRow, ...]
 
@@ -34,6 +43,7 @@ class OpenFetch:
     """Debtor → creditor: send me blocks `first` … `end` − 1 of the loan."""
 
     reader: Address
+    stamp: Stamp
     read: int
     transfer: TransferId
     loan: LoanId
@@ -46,18 +56,20 @@ class ReceiverReady:
     """Creditor → debtor: a receive is posted for this Store."""
 
     creditor: Address
+    stamp: Stamp
     transfer: TransferId
 
 
 # ---- from the head -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class ResetPair:
-    """Both sides join the next generation of their pair: an exchange failed, and both are alive.
+    """Both sides join the next generation of their pair: an exchange failed, and both are alive. number: grows.
 
     give_up: the link is not fit for what it is to carry; what was lent over it counts as lost here.
     """
 
     peer: Address
+    number: int
     give_up: bool
 
 
@@ -127,8 +139,17 @@ class Looked:
 class Suspected:
     """An exchange with this peer has failed."""
 
+    t_s: float
     peer: Address
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """This side of a pair has joined its next generation, for the `ResetPair` of that number, or (0) for a `PeerLost`."""
+
+    peer: Address
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +159,7 @@ class Failed:
     text: str
 
 
-Entry = Heard | Span | Output | Looked | Suspected | Failed
+Entry = Heard | Span | Output | Looked | Suspected | Renewed | Failed
 
 
 @dataclass(frozen=True, slots=True)

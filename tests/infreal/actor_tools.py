@@ -21,6 +21,7 @@ class ThreadFleet:
     def __init__(self, setup, work, network):
         self.setup, self.work, self.network, self.hosts = setup, work, network, {}
         self._nests, self._news, self._mail, self._zero_s = {}, SimpleQueue(), {}, None
+        self.watch = None  # (receiver, item): called before an item is posted
 
     def now_s(self):
         return 0.0 if self._zero_s is None else time.monotonic() - self._zero_s
@@ -42,6 +43,8 @@ class ThreadFleet:
                 Thread(target=work, args=(birth.address, host), daemon=True).start()
 
     def post(self, receiver, item):
+        if self.watch:
+            self.watch(receiver, item)
         if receiver in self.hosts:
             self._mail[receiver].put(item)
 
@@ -76,8 +79,9 @@ class ThreadFleet:
 
     def die(self, address):
         """As of a fault: nobody has asked for it."""
-        self.kill(address)
-        self._news.put((address, Died("killed by the test")))
+        if address in self.hosts:
+            self.kill(address)
+            self._news.put((address, Died("killed by the test")))
 
     def close(self):
         for address in list(self.hosts):

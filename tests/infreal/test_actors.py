@@ -19,7 +19,7 @@ def test_a_prompt_that_spans_all_instances(num_instances):
 
 
 def test_moves_in_mid_decode():
-    load = workload([(20 + 5 * i, 200) for i in range(6)], gap_s=0.02)
+    load = workload([(20 + 5 * i, 90) for i in range(6)], gap_s=0.02)
     run = ActorRun(cluster(3, 400, placement=Restless), load).finish()
     run.assert_exact()
     assert run.count("throughput") >= 5
