@@ -86,8 +86,9 @@ class Restless:
     def plan(self, view):
         draw, moves = self._draw, []
         for src, load in view.loads.items():
-            for movable in load.longest:
-                dst = draw.choice([i for i in view.loads if i != src])
+            others = [i for i in view.loads if i != src]
+            for movable in load.longest if others else ():
+                dst = draw.choice(others)
                 if movable.movable_blocks:
                     moves.append(Move(movable.req_id, src, dst, draw.randint(1, movable.movable_blocks)))
         return moves
