@@ -10,6 +10,7 @@ from experiments.bands import bands
 from experiments.catalogue import gpu_of_device, load_gpu, table
 from experiments.fitting import Fitted, fit_all, label, short, width_of
 from experiments.importers import read_profile
+from experiments.machine import engine_entry, link_entry
 from experiments.packs import FORMAT, Pack, write_pack
 from experiments.profile import Profile
 from perfmodel.basis import Domain
@@ -37,6 +38,10 @@ def calibrate(
     notes: list[str] = []
     fitted = fit_all(profiles, spec, notes)
     yield from notes
+    if profiles[0].format == "infreal":
+        if report:
+            raise InputError("--report: not for infreal=… (infsim compare sets a run beside its simulation)")
+        yield from machine_lines(profiles[0], fitted)
     if out:
         pack = make_pack(out.stem, profiles, spec, fitted)
         write_pack(pack, out)
@@ -50,12 +55,23 @@ def calibrate(
         yield from (str(path) for path in plots_fidelity.plot(fitted, profiles, slices, stem))
 
 
+def machine_lines(profile: Profile, fitted: dict[str, list[Fitted]]) -> Iterator[str]:
+    for name, laws in fitted.items():
+        yield f"{name}: {laws[0].error.rows} rows, mean error {laws[0].error.mape:.1%}, P90 {laws[0].error.p90:.1%}"
+    link = link_entry(profile)
+    if link:
+        fields = ", ".join(f"{name}: {short(value)}" for name, value in link.items())
+        yield f"for the configuration: cluster.intra_link, cluster.inter_link: {{preset: loopback, {fields}}}"
+
+
 def find_gpu(profiles: Sequence[Profile], gpu: str | None) -> GpuSpec:
     """The GPU named, or the one the first source says it was measured on."""
     if gpu:
         return load_gpu(gpu)
     devices = [str(name) for profile in profiles for name in profile.table["gpu"].dropna().unique()]
     found = [name for name in map(gpu_of_device, devices) if name]
+    if not found and devices and devices[0].startswith("cpu"):
+        found = ["cpu"]
     if not found:
         said = f"they say {devices[0]!r}" if devices else "they do not say"
         raise InputError(
@@ -92,8 +108,8 @@ def make_pack(name: str, profiles: Sequence[Profile], gpu: GpuSpec, fitted: dict
         "dtype_bytes": width_of(first.table),
         "sources": [source_entry(profile) for profile in profiles],
         "operators": {name: [law_entry(law) for law in laws] for name, laws in fitted.items()},
-        "bands": bands(profiles, fitted),
-    }
+        "bands": bands(profiles, fitted) if first.format != "infreal" else {},
+    } | ({"engine": short(engine_entry(first))} if first.format == "infreal" else {})
 
 
 def source_entry(profile: Profile) -> dict[str, Any]:

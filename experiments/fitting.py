@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.machine import fit_machine
 from experiments.profile import Profile
 from perfmodel.calibrate import FitError, Floats
 from perfmodel.calibrate_allreduce import AllReduceRows, all_reduce_times, fit_all_reduce
@@ -85,6 +86,11 @@ class Fitted:
 
 def fit_all(profiles: Sequence[Profile], gpu: GpuSpec, notes: list[str]) -> dict[str, list[Fitted]]:
     """Every operator's laws; too few rows of one leave it analytic, which `notes` says. Raises InputError for none at all."""
+    machines = [profile for profile in profiles if profile.format == "infreal"]
+    if machines:
+        if len(profiles) > 1:
+            raise InputError("--from infreal=…: a machine's own profile stands alone (leave the other sources out)")
+        return {name: [Fitted(*law, machines[0])] for name, law in fit_machine(machines[0]).items()}
     found: dict[str, list[Fitted]] = {}
     for name, operator in OPERATORS.items():
         for profile in profiles:

@@ -5,6 +5,7 @@ row and column of what is wrong.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,11 @@ VIDUR: dict[str, Callable[[pd.DataFrame, Path], Iterator[Part]]] = {
 ALIASES = {"micro_attention": "decode_attention", "prefill_micro_attention": "prefill_attention"}
 
 
+def infreal(path: Path) -> Profile:
+    """What `infreal profile` wrote of one machine and one model."""
+    return replace(own(path), format="infreal")
+
+
 def own(path: Path) -> Profile:
     """A profile CSV (design.md §5), or a folder of them."""
     frames, used = [], {}
@@ -247,4 +253,9 @@ def own(path: Path) -> Profile:
     return Profile("profile", str(path), table, used, software, {})
 
 
-FORMATS: dict[str, Callable[[Path], Profile]] = {"aiconfigurator": aiconfigurator, "vidur": vidur, "profile": own}
+FORMATS: dict[str, Callable[[Path], Profile]] = {
+    "aiconfigurator": aiconfigurator,
+    "vidur": vidur,
+    "profile": own,
+    "infreal": infreal,
+}

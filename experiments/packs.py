@@ -22,6 +22,7 @@ from perfmodel.laws.attention import PrefillLaw, StreamedDecode
 from perfmodel.laws.flash2 import Flash2Decode
 from perfmodel.laws.gemm import Tile, TileGemm
 from perfmodel.laws.stream import StreamLaw
+from perfmodel.laws.whole import WholeDecode, WholeKnots, WholePrefill
 from perfmodel.specs import GpuSpec, InstanceSpec
 
 ANALYTIC = "analytic"
@@ -54,7 +55,14 @@ def cost_model(instance: InstanceSpec, pack: str | None = None, scale: Mapping[s
     `pack`: a shipped name, a file, or "analytic"; with "@low" or "@high" behind it, an end of its band. None: the GPU's own
     where it was fitted under the same peaks and width of numbers, else analytic.
     """
-    return CostModel(instance, curves_of(instance, pack), dict(scale or {}))
+    return CostModel(with_engine(instance, pack), curves_of(instance, pack), dict(scale or {}))
+
+
+def with_engine(instance: InstanceSpec, pack: str | None) -> InstanceSpec:
+    """A machine's own pack knows the host side, too: it takes the place of the configured engine's."""
+    name = (pack or instance.gpu.pack or ANALYTIC).partition("@")[0]
+    engine = {} if name == ANALYTIC else load_pack(name).get("engine")
+    return replace(instance, engine=replace(instance.engine, **engine)) if engine else instance
 
 
 def curves_of(instance: InstanceSpec, pack: str | None) -> Curves:
@@ -155,6 +163,8 @@ def curves_from(pack: Pack, gpu: GpuSpec) -> Curves:
         decode=tuple(fitted.get("decode_attention", analytic.decode)),
         prefill=fitted["prefill_attention"][0] if "prefill_attention" in fitted else analytic.prefill,
         all_reduce=fitted["all_reduce"][0] if "all_reduce" in fitted else analytic.all_reduce,
+        layer=fitted["layer"][0] if "layer" in fitted else None,
+        head=fitted["head"][0] if "head" in fitted else None,
         source=f"pack {pack['name']} {pack['sha256'][:8]}",
         bands={
             name: Band(*(tuple(band[key]) for key in ("at", "low", "high"))) for name, band in pack["bands"].items()
@@ -190,5 +200,9 @@ def make_domain(entry: Mapping[str, Any]) -> Domain:
 
 
 LAWS: dict[str, type[Any]] = {
-    law.__name__: law for law in (TileGemm, StreamedDecode, Flash2Decode, PrefillLaw, StreamLaw, KnotAllReduce)
+    law.__name__: law
+    for law in (
+        *(TileGemm, StreamedDecode, Flash2Decode, PrefillLaw, StreamLaw, KnotAllReduce),
+        *(WholeKnots, WholeDecode, WholePrefill),
+    )
 }

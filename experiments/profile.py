@@ -26,6 +26,9 @@ NEEDS = {  # what a row of an operator must say
     "prefill_attention": ("rows", "tokens", "context_tokens", "heads", "kv_heads", "head_dim"),
     "all_reduce": ("num_bytes", "ranks"),
     "send_recv": ("num_bytes",),
+    "layer": ("tokens",),
+    "head": ("rows",),
+    "host": ("rows",),
 } | dict.fromkeys(("norm", "add", "rope", "kv_write", "activation", "embedding", "copy"), ("tokens", "num_bytes"))
 
 

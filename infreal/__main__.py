@@ -28,10 +28,17 @@ def run(argv: Sequence[str]) -> int:
     return run_main(argv, prog="infreal run")
 
 
+def profile(argv: Sequence[str]) -> int:
+    from infreal.profile import main as profile_main
+
+    return profile_main(argv, prog="infreal profile")
+
+
 # name: (what does it, help)
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "run": (run, "sweep serving policies over a workload on this machine"),
     "generate": (generate, "stream text from a model on this machine"),
+    "profile": (profile, "measure this machine for the cost model"),
     "bench": (bench, "benchmarks of the kernels (attention)"),
 }
 

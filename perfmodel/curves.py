@@ -9,6 +9,7 @@ from perfmodel.laws.allreduce import AllReduceLaw, RingAllReduce
 from perfmodel.laws.attention import DecodeLaw, PrefillLaw, StreamedDecode
 from perfmodel.laws.gemm import GemmLaw, RooflineGemm
 from perfmodel.laws.stream import StreamLaw
+from perfmodel.laws.whole import WholeKnots, WholePrefill
 from perfmodel.specs import GpuSpec
 
 ENDS = ("low", "high")
@@ -37,11 +38,13 @@ class Curves:
     gemm: GemmLaw
     streams: Mapping[str, StreamLaw]
     decode: tuple[DecodeLaw, ...]
-    prefill: PrefillLaw
+    prefill: PrefillLaw | WholePrefill
     all_reduce: AllReduceLaw
     source: str
     bands: Mapping[str, Band] = field(default_factory=dict)
     end: str = ""
+    layer: WholeKnots | None = None  # of this very model, measured whole, in place of its products and streams
+    head: WholeKnots | None = None
 
     def decode_law(self, heads: int, kv_heads: int) -> DecodeLaw:
         """The law measured on such heads, else the one whose heads come nearest."""

@@ -1,6 +1,7 @@
 """Times of the kernels that do not depend on context, for one rank: a layer's products and streams, the LM head.
 
 Priced for 256 token counts at once and kept: a simulation asks for the same few hundred counts again and again.
+A layer that was measured whole is all in its products.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,6 +42,8 @@ class KernelTimes:
         return self._look_up(self._price_head, rows)
 
     def products_basis(self, tokens: int) -> Basis:
+        if self._curves.layer:
+            return self._curves.layer.basis(tokens)
         return worst(*(self._curves.gemm.basis(tokens, op.n, op.k) for op in self._gemms))
 
     def streams_basis(self, tokens: int) -> Basis:
@@ -56,16 +59,24 @@ class KernelTimes:
         return times[offset]
 
     def _price_products(self, tokens: Floats) -> Floats:
+        if self._curves.layer:
+            return self._curves.layer.times_s(tokens)
         return sum_of(self._curves.gemm.times_s(tokens, op.n, op.k) for op in self._gemms)
 
     def _price_streams(self, tokens: Floats) -> Floats:
+        if self._curves.layer:
+            return np.zeros_like(tokens)
         laws = self._curves.streams
         return sum_of(op.count * laws[op.law].times_s(tokens, op.bytes_per_token) for op in self._streams)
 
     def _price_embedding(self, tokens: Floats) -> Floats:
+        if self._curves.layer:
+            return np.zeros_like(tokens)
         return self._curves.streams["embedding"].times_s(tokens, operators.embedding_bytes_per_token(self._instance))
 
     def _price_head(self, rows: Floats) -> Floats:
+        if self._curves.head:
+            return self._curves.head.times_s(rows)
         instance, laws = self._instance, self._curves.streams
         head = operators.lm_head(instance)
         norm_s = laws["norm"].times_s(rows, 2 * instance.model.hidden_size * instance.model.dtype_bytes)

@@ -49,7 +49,13 @@ class Decoder:
             attention = attend(index, q, k, v).to(x.dtype).flatten(1)
             x += linear(attention, layer.out, layer.out_bias)
             x += linear(_gated(linear(_norm(x, layer.post_norm, eps), layer.gate_up)), layer.down)
-        return linear(_norm(x[batch.logits_index], weights.final_norm, eps), weights.head).float()
+        return self.logits(x[batch.logits_index])
+
+    @torch.inference_mode()
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """The head: `[rows, hidden_size]` out of the last layer → `[rows, vocab_size]` fp32."""
+        weights = self.weights
+        return linear(_norm(x, weights.final_norm, self.config.rms_norm_eps), weights.head).float()
 
     def _project(
         self, layer: LayerWeights, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
