@@ -1,4 +1,8 @@
-"""The same runs of two folders side by side: error per metric, per request and per shape. A is the reference."""
+"""The same runs of two folders side by side: error per metric, per request and per shape.
+
+A, the reference, is the first folder, but where that was simulated and the others ran on hardware: reality is the reference. Of
+several folders that repeat the same runs the means count, and how far they differ is the noise that an error is to be held against.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from experiments.plotstyle import BLUE, CYCLE, GREY, new_figure, styled
 from experiments.runfolder import read_table
 from experiments.runs import Runs, load_runs
+from experiments.sweep import HARDWARE, SIMULATION
 from experiments.sweepfile import label
 from perfmodel.errors import InputError
 from perfmodel.metrics import METRICS
@@ -21,41 +24,71 @@ NOT_COMPARED = ("wall_s", "window_kind")
 KEY_METRICS = (
     "output_tok_per_s",
     "goodput_rps",
-    "ttft_s_p50",
-    "ttft_s_p99",
-    "tpot_s_p50",
-    "tpot_s_p99",
-    "e2e_s_p50",
-    "e2e_s_p99",
+    *(f"{latency}_{which}" for latency in LATENCIES for which in ("mean", "p50", "p90", "p99")),
 )
 NUM_SHAPES = 4  # bins of input and of output length
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """metrics: run, metric, a, b, error_frac · requests: the latencies of both sides and their errors, a row a request.
+    """metrics: run, metric, a, b, error_frac, noise_frac · requests: the latencies of both sides and their errors, a row a request;
+    `borrowed`: it had KV on other instances.
 
-    `only_a`, `only_b`: runs without a counterpart. Errors are (b − a)/a.
+    `name_a`, `name_b`: the folders · `only_a`, `only_b`: runs without a counterpart · `logs`: event logs of runs that have one on
+    both sides. Errors are (b − a)/a; noise is the standard deviation of a repeated run by its mean, NaN without repetition.
     """
 
+    name_a: str
+    name_b: str
     metrics: pd.DataFrame
     requests: pd.DataFrame
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
+    logs: dict[str, tuple[Path, ...]]
 
 
-def compare(dir_a: Path, dir_b: Path) -> Comparison:
+@dataclass(frozen=True)
+class Side:
+    """Folders that hold the same runs. runs: what two sweeps call the same run → its folder and manifest, once a folder."""
+
+    name: str
+    runs: dict[str, list[tuple[Path, Any]]]
+
+    @property
+    def drivers(self) -> set[str]:
+        return {manifest.get("driver", SIMULATION) for found in self.runs.values() for _, manifest in found}
+
+
+def compare(dir_a: Path, *dirs_b: Path) -> Comparison:
     """Runs are matched by their axes and replicate. Raises InputError where none match."""
-    a, b = keyed(load_runs(dir_a)), keyed(load_runs(dir_b))
-    both = [key for key in a if key in b]
+    a, b = side_of([dir_a]), side_of(dirs_b)
+    if a.drivers == {SIMULATION} and b.drivers == {HARDWARE}:
+        a, b = b, a
+    both = [key for key in a.runs if key in b.runs]
     if not both:
-        raise InputError(f"{dir_a} and {dir_b} have no run in common ({names(a)} there, {names(b)} here)")
+        raise InputError(f"{a.name} and {b.name} have no run in common ({names(a.runs)} there, {names(b.runs)} here)")
     return Comparison(
-        metrics=pd.concat([compare_metrics(key, a[key][1], b[key][1]) for key in both], ignore_index=True),
-        requests=pd.concat([compare_requests(key, a[key][0], b[key][0]) for key in both], ignore_index=True),
-        only_a=tuple(key for key in a if key not in b),
-        only_b=tuple(key for key in b if key not in a),
+        a.name,
+        b.name,
+        metrics=pd.concat([compare_metrics(key, a.runs[key], b.runs[key]) for key in both], ignore_index=True),
+        requests=pd.concat([compare_requests(key, a.runs[key], b.runs[key]) for key in both], ignore_index=True),
+        only_a=tuple(key for key in a.runs if key not in b.runs),
+        only_b=tuple(key for key in b.runs if key not in a.runs),
+        logs={key: logs for key in both if len(logs := event_logs(a.runs[key], b.runs[key])) == 2},
     )
+
+
+def event_logs(*sides: list[tuple[Path, Any]]) -> tuple[Path, ...]:
+    """Of the first of each side's folders, where it has one."""
+    return tuple(log for side in sides if (log := side[0][0] / "events.jsonl").exists())
+
+
+def side_of(folders: Sequence[Path]) -> Side:
+    """Runs that all of the folders hold."""
+    each = [keyed(load_runs(folder)) for folder in folders]
+    shared = [key for key in each[0] if all(key in runs for runs in each)]
+    name = str(folders[0]) + (f" and {len(folders) - 1} more" if len(folders) > 1 else "")
+    return Side(name, {key: [runs[key] for runs in each] for key in shared})
 
 
 def keyed(runs: Runs) -> dict[str, tuple[Path, Any]]:
@@ -73,10 +106,21 @@ def names(runs: dict[str, Any]) -> str:
     return "; ".join(list(runs)[:3]) or "none done"
 
 
-def compare_metrics(key: str, a: Any, b: Any) -> pd.DataFrame:
-    found = [(m, a["metrics"][m], b["metrics"][m]) for m in METRICS if m not in NOT_COMPARED]
-    rows = [(key, m, x, y, error_frac(x, y)) for m, x, y in found if x is not None and y is not None]
-    return pd.DataFrame(rows, columns=["run", "metric", "a", "b", "error_frac"])
+def compare_metrics(key: str, a: list[tuple[Path, Any]], b: list[tuple[Path, Any]]) -> pd.DataFrame:
+    rows = []
+    for metric in (m for m in METRICS if m not in NOT_COMPARED):
+        left, right = ([manifest["metrics"][metric] for _, manifest in side] for side in (a, b))
+        if None not in left + right:
+            x, y = float(np.mean(left)), float(np.mean(right))
+            rows.append((key, metric, x, y, error_frac(x, y), noise_frac(left if len(left) > 1 else right)))
+    return pd.DataFrame(rows, columns=["run", "metric", "a", "b", "error_frac", "noise_frac"])
+
+
+def noise_frac(values: Sequence[float]) -> float:
+    """Standard deviation by mean; NaN for a single value, 0 where all are 0."""
+    if len(values) < 2:
+        return float("nan")
+    return float(np.std(values, ddof=1) / abs(np.mean(values))) if np.any(values) else 0.0
 
 
 def error_frac(a: Any, b: Any) -> Any:
@@ -86,14 +130,22 @@ def error_frac(a: Any, b: Any) -> Any:
         return np.where(a == b, 0.0, (b - a) / a)[()]
 
 
-def compare_requests(key: str, a: Path, b: Path) -> pd.DataFrame:
-    """Requests that finished on both sides, matched by req_id."""
-    left, right = (with_latencies(read_table(folder, "requests")) for folder in (a, b))
-    joined = left.merge(right, on="req_id", suffixes=("_a", "_b"))
+def compare_requests(key: str, a: list[tuple[Path, Any]], b: list[tuple[Path, Any]]) -> pd.DataFrame:
+    """Requests that finished in every run of both sides, matched by req_id."""
+    left, right = (mean_latencies([folder for folder, _ in side]) for side in (a, b))
+    joined = left.merge(right.drop(columns=["input_tokens", "borrowed"]), on="req_id", suffixes=("_a", "_b"))
     joined.insert(0, "run", key)
     for name in LATENCIES:
         joined[f"{name}_error_frac"] = error_frac(joined[f"{name}_a"], joined[f"{name}_b"])
     return joined
+
+
+def mean_latencies(folders: Sequence[Path]) -> pd.DataFrame:
+    """Of each request that finished in all of these runs; `borrowed`: in one of them at least."""
+    each = pd.concat([with_latencies(read_table(folder, "requests")) for folder in folders])
+    grouped = each.groupby("req_id")
+    mean = grouped.mean().astype({"input_tokens": int}).assign(borrowed=grouped["borrowed"].max())
+    return mean[grouped.size() == len(folders)].reset_index()
 
 
 def with_latencies(requests: pd.DataFrame) -> pd.DataFrame:
@@ -104,6 +156,7 @@ def with_latencies(requests: pd.DataFrame) -> pd.DataFrame:
             "req_id": done["req_id"],
             "input_tokens": done["input_tokens"],
             "output_tokens": done["output_tokens"],
+            "borrowed": done["remote_tokens_max"] > 0,
             "ttft_s": done["first_token_s"] - done["arrival_s"],
             "tpot_s": (done["finish_s"] - done["first_token_s"]) / gaps,
             "e2e_s": done["finish_s"] - done["arrival_s"],
@@ -112,31 +165,40 @@ def with_latencies(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def metric_table(comparison: Comparison) -> pd.DataFrame:
-    """Per key metric: mean and largest |error|, and the run it is largest in."""
+    """Per key metric: mean and largest |error|, the run it is largest in, and the noise of that run where it was repeated."""
     rows = []
     for metric in KEY_METRICS:
         found = comparison.metrics[comparison.metrics["metric"] == metric]
         if len(found):
             errors = found["error_frac"].abs()
             worst = found.iloc[int(np.argmax(errors))]
-            rows.append((metric, errors.mean(), worst["error_frac"], worst["run"]))
-    return pd.DataFrame(rows, columns=["metric", "mean_abs_error_frac", "largest_error_frac", "run"])
+            rows.append((metric, errors.mean(), worst["error_frac"], worst["noise_frac"], worst["run"]))
+    table = pd.DataFrame(
+        rows, columns=["metric", "mean_abs_error_frac", "largest_error_frac", "noise_there_frac", "run"]
+    )
+    return table.dropna(axis="columns", how="all")
 
 
 def request_table(comparison: Comparison) -> pd.DataFrame:
-    """Per latency: median and 90th percentile of |error| over the requests, and the median error (its sign)."""
+    """Per latency: mean, median and 90th percentile of |error| over the requests, and the median error (its sign); those that
+    borrowed apart, where some did and some did not."""
+    frame = comparison.requests
+    parts = {"all": frame, "borrowed": frame[frame["borrowed"]], "all KV at home": frame[~frame["borrowed"]]}
     rows = []
     for name in LATENCIES:
-        errors = comparison.requests[f"{name}_error_frac"].dropna()
-        if len(errors):
-            rows.append((name, errors.abs().median(), errors.abs().quantile(0.9), errors.median()))
-    return pd.DataFrame(rows, columns=["latency", "median_abs_error_frac", "p90_abs_error_frac", "median_error_frac"])
+        for who, part in parts.items() if len(frame) > len(parts["borrowed"]) > 0 else [("all", frame)]:
+            errors = part[f"{name}_error_frac"].dropna()
+            if len(errors):
+                size = errors.abs()
+                rows.append((name, who, size.mean(), size.median(), size.quantile(0.9), errors.median()))
+    columns = ["mean_abs_error_frac", "median_abs_error_frac", "p90_abs_error_frac", "median_error_frac"]
+    return pd.DataFrame(rows, columns=["latency", "requests", *columns])
 
 
 def shape_table(comparison: Comparison) -> pd.DataFrame:
     """Median error of e2e_s by quarter of input (rows) and of output length (columns)."""
     frame = comparison.requests
-    bins = [length_bins(frame[f"{side}_tokens_a"]) for side in ("input", "output")]
+    bins = [length_bins(frame[name]) for name in ("input_tokens", "output_tokens_a")]
     return frame["e2e_s_error_frac"].groupby(bins, observed=True).median().unstack()
 
 
@@ -144,35 +206,3 @@ def length_bins(tokens: "pd.Series[int]") -> "pd.Series[int]":
     """Every length's bin, named by its upper end: quarters of the requests, fewer where lengths repeat."""
     ends = np.unique(np.quantile(tokens, np.arange(1, NUM_SHAPES + 1) / NUM_SHAPES, method="higher"))
     return pd.Series(ends[np.searchsorted(ends, tokens)], index=tokens.index, name=tokens.name)
-
-
-@styled
-def picture(comparison: Comparison, names_: Sequence[str]) -> Figure:
-    """Latency of each request on both sides, share of requests within an error, and error by shape."""
-    figure, ((left, middle, right),) = new_figure(1, 3, width=3.8, height=3.2)
-    frame = comparison.requests
-    left.plot(frame["e2e_s_a"], frame["e2e_s_b"], ".", ms=2, alpha=0.4, color=BLUE, rasterized=True)
-    low, high = frame[["e2e_s_a", "e2e_s_b"]].min().min(), frame[["e2e_s_a", "e2e_s_b"]].max().max()
-    left.plot([low, high], [low, high], color=GREY, lw=0.8)
-    left.set(title="Latency of each request, s", xlabel=names_[0], ylabel=names_[1], xscale="log", yscale="log")
-    for name, colour in zip(LATENCIES, CYCLE, strict=False):
-        errors = np.sort(frame[f"{name}_error_frac"].abs().dropna().to_numpy())
-        middle.plot(errors * 100, np.arange(1, len(errors) + 1) / max(1, len(errors)), color=colour, label=name)
-    middle.set(title="Share of requests within an error", xlabel="|error|, %", xlim=(0, 50), ylim=(0, 1))
-    middle.legend()
-    shapes = shape_table(comparison)
-    draw_shapes(right, shapes * 100)
-    return figure
-
-
-def draw_shapes(axes: Any, percent: pd.DataFrame) -> None:
-    """A field a shape, with its number."""
-    columns, index = ([f"≤ {tokens:,.0f}" for tokens in side] for side in (percent.columns, percent.index))
-    top = 1.5 * max(5.0, float(np.nanmax(np.abs(percent.to_numpy()))))  # no shade too dark to read on
-    axes.imshow(percent, cmap="RdBu_r", vmin=-top, vmax=top, aspect="auto")
-    axes.set_xticks(range(percent.shape[1]), columns)
-    axes.set_yticks(range(percent.shape[0]), index)
-    for (i, j), value in np.ndenumerate(percent.to_numpy()):
-        axes.text(j, i, f"{value:+.1f}", ha="center", va="center")
-    axes.set(title="Median error of e2e_s by shape, %", xlabel="output tokens", ylabel="input tokens")
-    axes.grid(False)

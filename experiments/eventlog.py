@@ -7,7 +7,7 @@ commands, whichever driver wrote it.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,6 +27,7 @@ from perfmodel.messages import (
 from perfmodel.records import Collector, Counters, RunResult, total
 
 FORMAT = "infsim-events-1"
+Watch = Callable[[float, Address, Event, list[Command]], None]
 
 
 def encode(value: Any) -> Any:
@@ -95,9 +96,10 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Replay:
-    """Feeds a log to fresh machines and collects what they command."""
+    """Feeds a log to fresh machines and collects what they command. watch(time, machine, event, its commands): sees all of it."""
 
-    def __init__(self, spec: ClusterSpec) -> None:
+    def __init__(self, spec: ClusterSpec, watch: Watch | None = None) -> None:
+        self._watch = watch
         self.machines: Machines = build_machines(spec)
         self.commands: list[tuple[float, Address, Command]] = []
         self._by_name = {machine_name(address): address for address in self.machines.addresses()}
@@ -119,7 +121,10 @@ class Replay:
     def _handle(self, t_s: float, machine: Address, event: Event) -> None:
         if isinstance(event, RequestArrived):
             self._arrivals[event.request.req_id] = (t_s, event.request.input_tokens)
-        for command in self.machines[machine].handle(event, t_s):
+        commands = self.machines[machine].handle(event, t_s)
+        if self._watch:
+            self._watch(t_s, machine, event, commands)
+        for command in commands:
             self.commands.append((t_s, machine, command))
             if isinstance(command, RecordMove):
                 self._collector.add_move(command, self.machines.spec.instance.block_bytes)

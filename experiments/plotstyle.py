@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -77,9 +78,14 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 def log_scale(axes: Axes) -> None:
     """A logarithmic y axis with plain numbers."""
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    plain_numbers(axes.yaxis, (1.0, 2.0, 5.0))
+
+
+def plain_numbers(axis: Axis, subs: Sequence[float]) -> None:
+    """Label a logarithmic axis at these multiples of powers of ten."""
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def looks(contenders: Sequence[str]) -> dict[str, dict[str, Any]]:

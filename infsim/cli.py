@@ -74,15 +74,21 @@ def compare(
     dir_a: Annotated[
         Path, typer.Argument(metavar="DIR_A", help="reference: a folder of `infsim run` or `infreal run`")
     ],
-    dir_b: Annotated[Path, typer.Argument(metavar="DIR_B", help="what is compared with it")],
+    dirs_b: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR_B...", help="what is compared with it; several repeat the same runs and show the noise"
+        ),
+    ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="folder for compare.csv and the picture (default: DIR_B)")
+        Path | None,
+        typer.Option(metavar="DIR", help="folder for compare.csv and the picture (default: the last DIR_B)"),
     ] = None,
 ) -> int:
-    """Put the same runs of two folders side by side: error per metric, per request and per shape."""
+    """Put the same runs of two folders side by side: error per metric, request and shape; decisions, where both have event logs."""
     from infsim.commands import compare_command
 
-    return compare_command(dir_a, dir_b, out or dir_b)
+    return compare_command(dir_a, dirs_b, out or dirs_b[-1])
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """What the commands do and print: results on stdout, progress on stderr."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -10,8 +11,10 @@ from rich.table import Table
 
 from experiments import runfolder
 from experiments.capacity import find_capacity, points_without_rate
-from experiments.compare import Comparison, compare, metric_table, picture, request_table, shape_table
+from experiments.compare import Comparison, compare, metric_table, request_table, shape_table
+from experiments.decisions import Divergence, decisions_of, equal_shares, first_divergence
 from experiments.plots import capacity_picture
+from experiments.plots_compare import picture
 from experiments.plotstyle import save
 from experiments.progress import Progress
 from experiments.run_command import Request, conclude, console_of
@@ -44,16 +47,18 @@ def capacity_command(request: Request, attainment: float, workers: int) -> int:
     return 0
 
 
-def compare_command(dir_a: Path, dir_b: Path, out: Path) -> int:
+def compare_command(dir_a: Path, dirs_b: Sequence[Path], out: Path) -> int:
     """`infsim compare`."""
-    comparison = compare(dir_a, dir_b)
+    comparison = compare(dir_a, *dirs_b)
     runfolder.make_folder(out)
     comparison.metrics.to_csv(out / "compare.csv", index=False)
-    save(picture(comparison, (str(dir_a), str(dir_b))), out / "compare")
+    save(picture(comparison), out / "compare")
     console = console_of()
+    console.print(f"A: {comparison.name_a}\nB: {comparison.name_b}")
     for title, frame in tables_of(comparison).items():
         console.print(f"\n{title}, (B − A)/A in %", style="bold")
         print_frame(console, frame)
+    tell_decisions(console, comparison)
     for side, only in (("A", comparison.only_a), ("B", comparison.only_b)):
         if only:
             console.print(f"only in {side}: {'; '.join(only)}")
@@ -69,6 +74,29 @@ def tables_of(comparison: Comparison) -> dict[str, pd.DataFrame]:
         "Error per request": in_percent(request_table(comparison)),
         "Median error of e2e_s by shape": shapes,
     }
+
+
+def tell_decisions(console: Console, comparison: Comparison) -> None:
+    """For runs with an event log on both sides: how many decisions are the same, and the first that is not."""
+    for run, logs in comparison.logs.items():
+        a, b = (decisions_of(log) for log in logs)
+        shares = [(kind, *row) for kind, row in equal_shares(a, b).items()]
+        console.print(f"\nDecisions, {run}", style="bold")
+        frame = pd.DataFrame(shares, columns=["kind", "equal_frac", "a", "b"])
+        print_frame(
+            console, frame.assign(equal_frac=frame["equal_frac"] * 100).rename(columns={"equal_frac": "equal, %"})
+        )
+        console.print("\n".join(first_difference(first_divergence(a, b))), soft_wrap=True)
+
+
+def first_difference(place: Divergence | None) -> list[str]:
+    if place is None:
+        return ["the same decisions in the same order"]
+    lines = [f"first difference: decision {place.number + 1} of {place.machine}"]
+    for side, decision in (("A", place.a), ("B", place.b)):
+        told = f"{decision.t_s:.3f} s: {decision.kind} {decision.what} ({decision.because})" if decision else "none"
+        lines.append(f"  {side} {told}")
+    return lines
 
 
 def in_percent(frame: pd.DataFrame) -> pd.DataFrame:
