@@ -18,6 +18,13 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text()
 
 
+def pin_to(index: int) -> None:
+    """All threads of this process, and those to come, to one core."""
+    cores = sorted(os.sched_getaffinity(0))
+    for task in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(task.name), {cores[index % len(cores)]})
+
+
 @ray.remote(concurrency_groups={"control": 1, "diary": 1}, max_restarts=0)
 class Actor:
     """One host. Control messages are delivered in the order in which each sender sent them."""
@@ -30,6 +37,8 @@ class Actor:
             import torch  # coordinators need none
 
             torch.set_num_threads(1)
+            if work.pinned:
+                pin_to(address)
         self._nest = Nest(address, setup, work, self._now_s)
 
     def clock_s(self) -> float:

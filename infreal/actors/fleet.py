@@ -35,13 +35,14 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an instance needs besides. make_transport(rank): its end of the data plane · prepare(instance): called before it starts
-    (tests)."""
+    """What an instance needs besides. make_transport(rank): its end of the data plane · pinned: to one core of its node ·
+    prepare(instance): called before it starts (tests)."""
 
     make_decoder: "Callable[[], Decoder]"
     requests: "Requests"
     make_transport: "Callable[[int], Transport]"
     backend: str = "torch"
+    pinned: bool = False
     prepare: "Callable[[Instance], None] | None" = None
 
 

@@ -154,6 +154,10 @@ class Head:
         """Of each instance, as it last said."""
         return [member.state.sample.free_blocks for member in self._instances() if member.state]
 
+    def num_iterations(self) -> int:
+        """Begun by the instances that live."""
+        return sum(member.state.num_iterations for member in self._instances() if member.state)
+
     # ---- requests ------------------------------------------------------------------------------------------------------------
     def _arrive(self, req_id: int) -> None:
         now_s = self.fleet.now_s()

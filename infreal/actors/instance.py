@@ -180,8 +180,8 @@ class Instance:
     def _look(self) -> State:
         machine = self.machine
         at_rest = machine.at_rest and self.executor.step is None
-        counters, busy_s = replace(machine.counters), self.executor.busy_s
-        return State(self.host.now_s(), counters, machine.sample(), at_rest, self._progress_s, busy_s)
+        counters, work = replace(machine.counters), (self.executor.num_iterations, self.executor.busy_s)
+        return State(self.host.now_s(), counters, machine.sample(), at_rest, self._progress_s, *work)
 
     # ---- steps ---------------------------------------------------------------------------------------------------------------
     def _start_step(self, command: StartIterations) -> None:

@@ -124,6 +124,7 @@ class State:
     sample: Sample
     at_rest: bool
     progress_s: float
+    num_iterations: int
     busy_s: float
 
 

@@ -26,13 +26,14 @@ JOIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RayOptions:
-    """ray: the cluster's address, or LOCAL · device, backend: of every instance · deadline_s, check, prepare: see `Setup`."""
+    """ray: the cluster's address, or LOCAL · device, backend: of every instance · the rest: see `Setup` and `Work`."""
 
     ray: str = LOCAL
     device: str = "cpu"
     backend: str = "torch"
     deadline_s: float = 10.0
     check: bool = False
+    pinned: bool = False
     prepare: Callable[[Instance], None] | None = None
 
     @property
@@ -55,7 +56,7 @@ def make_head(
     store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     join = partial(join_data_plane, host, store.port, spec.num_instances, "lo" if is_local else None)
     setup = Setup(make_spec, options.deadline_s, full=observer is not None, check=options.check)
-    work = Work(make_decoder, requests, join, options.backend, options.prepare)
+    work = Work(make_decoder, requests, join, options.backend, options.pinned, options.prepare)
     fleet = RayFleet(setup, work, spec.num_instances, options.needs)
     fleet.store = store  # it lives as long as the fleet
     return Head(spec, requests, fleet, observer, options.deadline_s)

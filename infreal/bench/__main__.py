@@ -1,7 +1,7 @@
-"""`python -m infreal.bench attention|sharing|exchange`: measures and prints a table.
+"""`python -m infreal.bench attention|sharing|exchange|actors`: measures and prints a table.
 
 attention: decode MicroAttention and its rivals; writes a profile CSV. sharing: what KV on other instances costs an iteration.
-exchange: messages between two processes over the transport, beside bare gloo.
+exchange: messages between two processes over the transport, beside bare gloo. actors: the same requests in one process and on Ray.
 """
 
 import argparse
@@ -40,6 +40,8 @@ def make_parser(prog: str = "python -m infreal.bench") -> argparse.ArgumentParse
         "--context", type=int, default=4096, metavar="TOKENS", help="of each request (default: %(default)s)"
     )
     sharing.add_argument("--rows", type=int, default=1, help="requests in the batch (default: %(default)s)")
+    actors = commands.add_parser("actors", help="instances as pinned Ray actors, beside instances in one process")
+    actors.add_argument("--tokens", type=int, default=200, help="output tokens of each request (default: %(default)s)")
     exchange = commands.add_parser("exchange", help="queries and block moves between two processes, beside bare gloo")
     exchange.add_argument("--out", type=Path, metavar="CSV", help="write case, metric, value there")
     return parser
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m infreal.bench
 
     if args.command == "exchange":
         return exchange_main(args)
+    if args.command == "actors":
+        return actors_main(parser, args)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device here")
     if args.command == "sharing":
@@ -88,6 +92,19 @@ def sharing_main(parser: argparse.ArgumentParser, args: argparse.Namespace) -> i
         f"{device_name(device)}, {software(backend)}; SmolLM2-135M's shape, fp32, {args.rows} × {args.context:,} tokens"
     )
     print(report(measure_sharing(decoder, args.rows, args.context, backend), decoder.config.num_layers))
+    return 0
+
+
+def actors_main(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    from infreal.bench.actors import measure_actors, report
+    from perfmodel.errors import InputError
+
+    if not 0 < args.tokens <= 1000:
+        parser.error(f"--tokens {args.tokens} (allowed: 1 to 1000)")
+    try:
+        print(report(list(measure_actors(args.tokens))))
+    except InputError as error:
+        parser.error(str(error))
     return 0
 
 

@@ -1,5 +1,6 @@
 """Faults of hosts in threads: whoever dies, and when: requests end as one instance would have it, and no block is lost."""
 
+import time
 from dataclasses import replace
 from threading import Lock
 
@@ -140,6 +141,27 @@ def break_a_wait(run):
 
     assert wait.__func__ is type(transport).wait
     transport.wait = fail
+
+
+def test_a_slow_link_only_takes_time():
+    """Answers and blocks come late, within the deadline: nobody is lost."""
+    run = ActorRun(restless(2), workload([(40, 30), (60, 30)]))
+    run.at(0.0, slow_down, 0.03)
+    run.finish().assert_exact()
+    assert run.count("throughput") > 0
+    assert all(member.deaths == 0 for member in run.head.members.values())
+
+
+def slow_down(run, delay_s):
+    for host in (run.fleet.hosts[0], run.fleet.hosts[1]):
+        transport = host.pairs._transport
+        wait = transport.wait
+
+        def late(handle, deadline_s, wait=wait):
+            time.sleep(delay_s)
+            wait(handle, deadline_s)
+
+        transport.wait = late
 
 
 def test_the_dispatcher_cannot_be_replaced():

@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -138,3 +139,60 @@ def test_an_interrupted_or_killed_command_leaves_nothing_running(folder, how):
     if how == signal.SIGINT:
         assert process.returncode == 130
         assert "interrupted; the same command resumes" in error.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_there_is_used_and_left_as_it_was(folder):
+    """`--ray ADDRESS`: the run's actors end with it, the cluster goes on."""
+    mark, port = secrets.token_hex(8), free_port()
+    ray_command = Path(sys.executable).with_name("ray")
+    env = environment(mark) | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    start = [ray_command, "start", "--head", f"--port={port}", "--num-cpus=3", "--include-dashboard=false", "--block"]
+    server = subprocess.Popen(start, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        until_answers(port)
+        command = [sys.executable, "-m", "infreal", "run", "sweep.yaml", "--out", "out", "--ray", f"127.0.0.1:{port}"]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert set(load_runs(folder / "out").requests["status"]) == {"finished"}
+        assert server.poll() is None
+        end_s = time.monotonic() + 20
+        while actors_among(processes(mark)) and time.monotonic() < end_s:
+            time.sleep(0.2)
+        assert not actors_among(processes(mark))
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    assert not wait_until_none(mark)
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def until_answers(port):
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            time.sleep(3)  # the node joins its head
+            return
+    raise AssertionError(f"nobody answers at port {port}")
+
+
+def actors_among(pids):
+    """Those that run an actor, by the name that Ray gives such a process."""
+    found = []
+    for pid in pids:
+        try:
+            name = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if name.startswith(b"ray::Actor"):
+            found.append(pid)
+    return found
