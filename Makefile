@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test test-all lint bench bench-tests figures readme clean
+.PHONY: help setup demo demo-real test test-all lint compiled bench bench-tests figures readme clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -41,8 +41,11 @@ lint: setup            ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.base   ## speed of the simulator, `case metric value` (ONLY=b one case; kept and compared in out/bench)
-	$(BIN)/python -m infsim.bench $(if $(ONLY),--only $(ONLY))
+compiled: setup        ## the simulator compiled by mypyc, into out/compiled: PYTHONPATH=out/compiled infsim run ... (needs a C compiler)
+	INFSIM_COMPILED=1 $(BIN)/python setup.py --quiet build --build-lib out/compiled
+
+bench: $(VENV)/.base   ## speed of the simulator, `case metric value` (ONLY=b one case, AT=out/compiled; kept and compared in out/bench)
+	$(BIN)/python -m infsim.bench $(if $(ONLY),--only $(ONLY)) $(if $(AT),--at $(AT))
 
 bench-tests: setup     ## the benchmarks among the tests: kernels, cost model, links, planner
 	$(BIN)/python -m pytest tests -m bench -n 0 -s --timeout 3600

@@ -23,7 +23,7 @@ def register_ray(address: str) -> None:
     connect(address)
     from ray.util.joblib import register_ray as register
 
-    register()  # type: ignore[no-untyped-call]
+    register()
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def unseen_by_node(paths: Sequence[Path]) -> dict[str, list[Path]]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     look = ray.remote(num_cpus=0)(unseen_here)
-    nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
     asked = [
         look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(paths)
         for node in nodes

@@ -158,7 +158,7 @@ class Links:
     def check_invariants(self) -> None:
         """No port is over-committed; every transfer has a positive rate and is in both of its ports."""
         for name, port in self._ports.items():
-            total = sum(transfer.rate_bytes_per_s for transfer in port.transfers.values())
+            total = sum((transfer.rate_bytes_per_s for transfer in port.transfers.values()), 0.0)
             assert total <= port.capacity_bytes_per_s * (1 + 1e-9), (name, total, port.capacity_bytes_per_s)
         for transfer_id, transfer in self._transfers.items():
             assert transfer.rate_bytes_per_s > 0, f"transfer {transfer_id} stands still"

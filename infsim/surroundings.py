@@ -31,7 +31,7 @@ class Published:
     def around(self, instance: int) -> Surroundings:
         """What a step of `instance` that starts now depends on."""
         served = self._served[instance]
-        share = sum(served.values()) + self._copies[instance] if served else self._copies[instance]
+        share = sum(served.values(), 0.0) + self._copies[instance] if served else self._copies[instance]
         return Surroundings(share, lambda peer: self._links.spec(instance, peer), self.iteration_s)
 
     def iteration_s(self, instance: int) -> float:

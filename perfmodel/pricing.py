@@ -126,18 +126,17 @@ def _chunk_layer_s(cost: CostModel, remote: tuple[RemoteRead, ...], around: Surr
     if not remote:
         return 0.0
     layers = cost.instance.model.num_layers
-    wire_s = sum(exchange_s(cost, around.link(r.peer), r.rows) - 2 * around.link(r.peer).latency_s for r in remote)
+    wires_s = [exchange_s(cost, around.link(r.peer), r.rows) - 2 * around.link(r.peer).latency_s for r in remote]
     compute_s = 0.0
     for r in remote:
         busy_s = around.iteration_s(r.peer)
         ma_s = cost.prefill_micro_attention_s(r.rows, r.tokens) / layers
         compute_s = max(compute_s, ma_s / (CHUNK_SHARE if busy_s else 1.0) + residual_s(cost, busy_s))
-    return max(wire_s, compute_s) + 2 * max(around.link(r.peer).latency_s for r in remote)
+    return max(sum(wires_s, 0.0), compute_s) + 2 * max(around.link(r.peer).latency_s for r in remote)
 
 
 def served_s(cost: CostModel, step: StartIterations, creditor: int) -> float:
     """MicroAttention that one iteration of the step costs a creditor."""
-    decode_s = sum(cost.micro_attention_s(r.rows, r.tokens) for r in step.remote if r.peer == creditor)
-    return decode_s + sum(
-        cost.prefill_micro_attention_s(r.rows, r.tokens) for r in step.chunk_remote if r.peer == creditor
-    )
+    decode_s = [cost.micro_attention_s(r.rows, r.tokens) for r in step.remote if r.peer == creditor]
+    chunk_s = [cost.prefill_micro_attention_s(r.rows, r.tokens) for r in step.chunk_remote if r.peer == creditor]
+    return sum(decode_s, 0.0) + sum(chunk_s, 0.0)

@@ -152,7 +152,7 @@ class Collector:
             outcome.num_preemptions,
             outcome.remote_tokens_max,
             *parts,
-            outcome.finish_s - arrival_s - sum(parts),
+            outcome.finish_s - arrival_s - sum(parts, 0.0),
         )
         _append(self.requests, row)
 

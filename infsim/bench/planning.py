@@ -1,5 +1,10 @@
-"""Case f: clusters on which most debtors have a move worth making, and how long Algorithm 1 takes to find them."""
+"""Case f: clusters on which most debtors have a move worth making, and how long Algorithm 1 takes to find them.
 
+`python -m infsim.bench.planning INSTANCES` prints its figures as JSON.
+"""
+
+import json
+import sys
 from functools import partial
 from time import process_time
 
@@ -51,3 +56,7 @@ def measure(count: int) -> dict[str, float]:
         moves = len(Greedy().plan(view))
         best_s = min(best_s, process_time() - start_s)
     return {"plan_ms": best_s * 1e3, "moves": moves}
+
+
+if __name__ == "__main__":
+    json.dump(measure(int(sys.argv[1])), sys.stdout)

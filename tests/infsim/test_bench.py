@@ -1,6 +1,7 @@
 """The speed benchmark: what a run prints, keeps, compares and draws. Its figures are for people to judge."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,9 +12,11 @@ from infsim.bench.ledger import compare, draw, keep, last
 from infsim.bench.planning import measure
 from perfmodel.messages import IterationsDone
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_a_run_is_measured_in_a_process_of_its_own():
-    figures = in_process(json.dumps({**fixed(4, 20), "system": "infinite-llm"}))
+    figures = in_process("infsim.bench.child", json.dumps({**fixed(4, 20), "system": "infinite-llm"}), ROOT)
     assert figures["requests_per_s"] > figures["whole_process_requests_per_s"] > 0
     assert figures["events_per_s"] > figures["requests_per_s"]
     assert figures["peak_mib"] > 20
