@@ -262,7 +262,9 @@ class Pricer:
             local_s = terms.at(context_tokens)
             return bool(reads.exchange_s + max(reads.floor_s, reads.base_s + reads.block_s * blocks) > local_s)
 
-        return 0 if limit < 1 or waits(1) else bisect_left(range(1, limit + 1), True, key=waits)
+        if limit < 1 or waits(1):
+            return 0
+        return bisect_left(range(1, limit + 1), True, key=waits) if waits(limit) else limit
 
     def pair(self, debtor: int, creditor: int, reads: tuple[Reads, Reads]) -> Pair:
         lender = self._side(debtor, self._slowest_s(debtor, but=creditor), self._served_share(debtor))
