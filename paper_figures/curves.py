@@ -111,6 +111,9 @@ def highest(frame: pd.DataFrame, rival: str) -> Ours:
     return {name: max(ours[name] for ours in found)}
 
 
+WIDE_RATIO = 10  # from here on the paper's range would be a line at the bottom
+
+
 def is_reference(frame: pd.DataFrame) -> "pd.Series[bool]":
     return (frame["engine"] == REFERENCE[0]) & (frame["link"] == REFERENCE[1])
 
@@ -129,6 +132,9 @@ def draw(frame: pd.DataFrame, rival: str, paper: tuple[float, float]) -> Figure:
         draw_ratios(one, ratios(frame, rival), split, traces)
         paper_band(one, *paper, label=f"paper, {paper[0]:g}–{paper[1]:g}")
         one.set(title=f"over {rival}, {split}", ylabel="best throughput, ratio", ylim=(0, None))
+        if one.get_ylim()[1] > WIDE_RATIO:
+            one.set_ylim(0.8, None)
+            log_scale(one)
     legend_below(figure, axes, 4)
     return figure
 

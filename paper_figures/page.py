@@ -31,14 +31,14 @@ def write_page(source: Path, folder: Path, pictures: Path | None = None) -> Path
         if pictures and picture.is_file():
             pictures.mkdir(exist_ok=True)
             picture = Path(shutil.copy2(picture, pictures))
-        parts.append(section(entry, picture.relative_to(folder), os.path.relpath(Path(__file__).parent, folder)))
+        parts.append(section(entry, *(os.path.relpath(path, folder) for path in (picture, Path(__file__).parent))))
     page = folder / "README.md"
     page.write_text("\n".join(parts), encoding="utf-8")
     return page
 
 
-def section(entry: Mapping[str, Any], picture: Path, scripts: str) -> str:
-    """One figure. `scripts`: where its script lies, seen from the page."""
+def section(entry: Mapping[str, Any], picture: str, scripts: str) -> str:
+    """One figure. `picture`, `scripts`: where they lie, seen from the page."""
     title = f"## Figure {entry['figure']}: {entry['title']}\n"
     if "skipped" in entry:
         return f"{title}\nNot made here: {entry['skipped']}\n"

@@ -90,6 +90,10 @@ def test_the_page_puts_ours_beside_the_papers(tmp_path):
     (tmp_path / "fig02.json").write_text(json.dumps(skipped))
     text = write_page(tmp_path, tmp_path).read_text()
     assert "| rate | 100 tok/s [fig] | 150 tok/s | **+50 %** | 90 (slow) |" in text
+    other = tmp_path / "page"
+    other.mkdir()
+    (tmp_path / "fig01x.png").write_bytes(b"")
+    assert "](pictures/fig01x.png)" in write_page(tmp_path, other, other / "pictures").read_text()
     assert "Claim: so." in text and "Runs: a-1." in text and "Not made here: no CSV" in text
 
 
