@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RANKS = 4  # as in the paper's Fig. 11
 HEADS, HEAD_DIM = 40, 128  # LLaMA2-13B, as in the paper's Fig. 11
-CONTEXTS = (4096, 16_384, 65_536, 262_144)
+CONTEXTS = (1024, 4096, 16_384, 65_536, 262_144)
 
 
 def measure_rivals_on_the_wire(bench: "Bench") -> Iterator[ProfileRow]:
