@@ -95,11 +95,15 @@ def compare(
 def replay(
     events: Annotated[Path, typer.Argument(metavar="EVENTS", help="an events.jsonl of `infsim run --events`")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder for the rebuilt run")],
+    simulate: Annotated[
+        bool,
+        typer.Option("--simulate", help="simulate the same requests under the recorded times, and compare decisions"),
+    ] = False,
 ) -> int:
     """Rebuild a run folder from an event log, by feeding it to fresh machines."""
     from infsim.commands import replay_command
 
-    return replay_command(events, out)
+    return replay_command(events, out, simulate)
 
 
 @app.command()

@@ -58,7 +58,8 @@ def compare_command(dir_a: Path, dirs_b: Sequence[Path], out: Path) -> int:
     for title, frame in tables_of(comparison).items():
         console.print(f"\n{title}, (B − A)/A in %", style="bold")
         print_frame(console, frame)
-    tell_decisions(console, comparison)
+    for run, logs in comparison.logs.items():
+        tell_decisions(console, f"Decisions, {run}", *logs)
     for side, only in (("A", comparison.only_a), ("B", comparison.only_b)):
         if only:
             console.print(f"only in {side}: {'; '.join(only)}")
@@ -76,17 +77,13 @@ def tables_of(comparison: Comparison) -> dict[str, pd.DataFrame]:
     }
 
 
-def tell_decisions(console: Console, comparison: Comparison) -> None:
-    """For runs with an event log on both sides: how many decisions are the same, and the first that is not."""
-    for run, logs in comparison.logs.items():
-        a, b = (decisions_of(log) for log in logs)
-        shares = [(kind, *row) for kind, row in equal_shares(a, b).items()]
-        console.print(f"\nDecisions, {run}", style="bold")
-        frame = pd.DataFrame(shares, columns=["kind", "equal_frac", "a", "b"])
-        print_frame(
-            console, frame.assign(equal_frac=frame["equal_frac"] * 100).rename(columns={"equal_frac": "equal, %"})
-        )
-        console.print("\n".join(first_difference(first_divergence(a, b))), soft_wrap=True)
+def tell_decisions(console: Console, title: str, log_a: Path, log_b: Path) -> None:
+    """Of two event logs: how many decisions are the same, and the first that is not."""
+    a, b = decisions_of(log_a), decisions_of(log_b)
+    rows = [(kind, 100 * share, num_a, num_b) for kind, (share, num_a, num_b) in equal_shares(a, b).items()]
+    console.print(f"\n{title}", style="bold")
+    print_frame(console, pd.DataFrame(rows, columns=["kind", "equal, %", "A", "B"]))
+    console.print("\n".join(first_difference(first_divergence(a, b))), soft_wrap=True)
 
 
 def first_difference(place: Divergence | None) -> list[str]:
@@ -108,12 +105,16 @@ def in_percent(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def replay_command(events: Path, out: Path) -> int:
+def replay_command(events: Path, out: Path, simulate: bool) -> int:
     """`infsim replay`."""
-    from infsim.replay import replay_run
+    from infsim.replay import replay_run, simulate_run
 
-    runs = replay_run(events, out)
-    return conclude(console_of(), runs)
+    console = console_of()
+    if not simulate:
+        return conclude(console, replay_run(events, out))
+    runs, log = simulate_run(events, out)
+    tell_decisions(console, "Decisions: A as recorded, B simulated under the recorded times", events, log)
+    return conclude(console, runs)
 
 
 def report_command(folder: Path, file: Path | None) -> int:

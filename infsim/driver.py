@@ -10,6 +10,7 @@ from typing import Any
 from infsim.chaos import Chaos
 from infsim.clockwork import Clockwork, Kind
 from infsim.executor import Executor
+from infsim.given import GivenExecutor, GivenTimes, GivenTransfers
 from infsim.links import Links
 from infsim.surroundings import Published
 from infsim.transfers import Transfer, Transfers
@@ -52,20 +53,33 @@ INF = float("inf")
 
 
 class Simulation:
-    """One run of a workload on a cluster. `check` verifies every invariant after every event (tests)."""
+    """One run of a workload on a cluster. `check` verifies every invariant after every event (tests); `given`: times that were
+    measured count instead of those of the true cost model."""
 
     def __init__(
-        self, spec: ClusterSpec, workload: Workload, observer: Observer | None = None, check: bool = False
+        self,
+        spec: ClusterSpec,
+        workload: Workload,
+        observer: Observer | None = None,
+        check: bool = False,
+        given: GivenTimes | None = None,
     ) -> None:
         self.spec, self.workload = spec, workload
         self.machines = build_machines(spec)
         self.journal = Journal(workload, self.machines, self._settle_all, observer, check)
         self.books = self.journal.books
         self.env = Clockwork()
-        self.executors = [Executor(spec.truth) for _ in range(spec.num_instances)]
+        self.executors = [
+            GivenExecutor(spec.truth, given.steps.get(i, {})) if given else Executor(spec.truth)
+            for i in range(spec.num_instances)
+        ]
         instance = spec.instance
         self.links = Links(spec.nodes, instance.num_gpus, instance.intra_link, instance.inter_link)
-        self.transfers = Transfers(self.links, instance.block_bytes, self._pace_bytes_per_s)
+        if given:
+            self.transfers: Transfers = GivenTransfers(spec, self._pace_bytes_per_s, given.transfers)
+        else:
+            self.transfers = Transfers(self.links, instance.block_bytes, self._pace_bytes_per_s)
+        self._reprices = given is None
         self.published = Published(self.executors, self.links, self._reprice)
         self.chaos = Chaos(spec.chaos, spec.seed, instance.inter_link.latency_s)
         self.dead: set[Address] = set()
@@ -226,7 +240,7 @@ class Simulation:
 
     def _reprice(self, instance: int) -> None:
         """What a running step depends on has changed: end it at the next boundary; the next one is priced anew."""
-        if instance in self.dead:
+        if instance in self.dead or not self._reprices:
             return
         self._settle(instance)
         if self.executors[instance].cut():
@@ -327,12 +341,12 @@ class Simulation:
         self._schedule_completion()
 
     def _schedule_completion(self) -> None:
-        head = self.links.next_completion()
+        head = self.transfers.links.next_completion()
         if head is not None:
             self._at(head[0], Kind.TRANSFER, GMANAGER, self._complete_transfers)
 
     def _complete_transfers(self) -> None:
-        head = self.links.next_completion()
+        head = self.transfers.links.next_completion()
         if head is None or head[0] > self.env.now:
             return
         for transfer in self.transfers.take_complete(self.env.now):

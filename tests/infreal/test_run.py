@@ -73,6 +73,8 @@ def test_a_sweep_writes_the_folder_of_a_simulation_and_replays(folder, capsys):
     capsys.readouterr()
     assert infsim_main(["replay", str(log), "--out", "replayed"]) == 0
     assert "Trust: all times were measured (cpu" in capsys.readouterr().out
+    assert infsim_main(["replay", str(log), "--out", "under its times", "--simulate"]) == 0
+    assert "B simulated under the recorded times" in capsys.readouterr().out
     for name in ("requests", "instances", "moves"):
         again = pd.read_parquet(next(folder.glob(f"replayed/runs/*/{name}.parquet")))
         pd.testing.assert_frame_equal(pd.read_parquet(real.folders[1] / f"{name}.parquet"), again)
