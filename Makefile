@@ -42,7 +42,7 @@ lint: setup            ## ruff and mypy
 	$(BIN)/mypy
 
 compiled: setup        ## the simulator compiled by mypyc, into out/compiled: PYTHONPATH=out/compiled infsim run ... (needs a C compiler)
-	INFSIM_COMPILED=1 $(BIN)/python setup.py --quiet build --build-lib out/compiled
+	$(BIN)/python -m infsim.bench.compiled --quiet build --build-lib out/compiled
 
 bench: $(VENV)/.base   ## speed of the simulator, `case metric value` (ONLY=b one case, AT=out/compiled; kept and compared in out/bench)
 	$(BIN)/python -m infsim.bench $(if $(ONLY),--only $(ONLY)) $(if $(AT),--at $(AT))
