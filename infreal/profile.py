@@ -16,7 +16,6 @@ from infreal.generate import default_backend, default_device
 from infreal.model import ModelError
 from infreal.profiling.check import check_pack
 from infreal.profiling.model import (
-    BLOCK_TOKENS,
     CHUNKS,
     DECODE_ROWS,
     HEAD_ROWS,
@@ -24,6 +23,7 @@ from infreal.profiling.model import (
     MOST_LAYER_POINTS,
     PREFIXES,
     SERVED,
+    SHORTEST_TOKENS,
     Subject,
     measure_model,
 )
@@ -34,6 +34,8 @@ from perfmodel.errors import InputError
 
 ABOUT_POINTS = MOST_LAYER_POINTS + len(HEAD_ROWS) + len(HOST_ROWS) + 4 * len(DECODE_ROWS) + len(CHUNKS) * len(PREFIXES)
 ABOUT_POINTS += 3 * len(SERVED) + 1 + len(PING_BYTES) + 2 * len(MOVE_BYTES)
+
+LEAST_POOL_TOKENS = DECODE_ROWS[-1] * SHORTEST_TOKENS
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -56,9 +58,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "infreal profile") -> in
 
     parser = make_parser(prog)
     args = parser.parse_args(argv)
-    if args.threads < 1 or args.pool_tokens < 64 * BLOCK_TOKENS:
+    if args.threads < 1 or args.pool_tokens < LEAST_POOL_TOKENS:
         parser.error(
-            f"--threads {args.threads}, --pool-tokens {args.pool_tokens} (allowed: 1 or more, {64 * BLOCK_TOKENS} or more)"
+            f"--threads {args.threads}, --pool-tokens {args.pool_tokens} (allowed: 1 or more, {LEAST_POOL_TOKENS} or more)"
         )
     if not args.out.parent.is_dir():
         parser.error(f"--out {args.out}: {args.out.parent} is no folder")

@@ -38,10 +38,14 @@ def main(argv: Sequence[str], prog: str = "infreal run") -> int:
             return list_runs(request)
         recording, workers = Recording(args.events, args.timeline, args.strict), Workers(args.workers)
         if args.ray is None:
+            if args.pinned:
+                raise InputError("--pinned: instances of one process share its cores (allowed: with --ray)")
             return run_command(request, partial(run_one, no_wait=args.no_wait), recording, workers, HARDWARE)
         check_ray(args)
         with raycluster.connected(args.ray):
-            return run_command(request, partial(run_one_on_ray, ray=args.ray), recording, workers, HARDWARE)
+            return run_command(
+                request, partial(run_one_on_ray, ray=args.ray, pinned=args.pinned), recording, workers, HARDWARE
+            )
     except (InputError, RunError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
@@ -65,6 +69,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--ray",
         metavar="ADDRESS",
         help="every instance an actor of a Ray cluster: its address, or local for one of this machine",
+    )
+    parser.add_argument(
+        "--pinned", action="store_true", help="with --ray: an instance a core of its own, by its number"
     )
     parser.add_argument("--strict", action="store_true", help="as in infsim run; measured times always pass")
     parser.add_argument("--events", action="store_true", help="write events.jsonl (infsim replay)")
@@ -112,7 +119,7 @@ def run_one(plan: RunPlan, folder: Path, recording: Recording, no_wait: bool = F
         return InProcess(plan.spec, requests, decoder, WallClock(no_wait), observer, options).run()
 
 
-def run_one_on_ray(plan: RunPlan, folder: Path, recording: Recording, ray: str) -> RunResult:
+def run_one_on_ray(plan: RunPlan, folder: Path, recording: Recording, ray: str, pinned: bool = False) -> RunResult:
     """Carry a plan out on the Ray cluster that this process is connected to, every instance an actor."""
     from infreal.actors.run import RayOptions, make_head
 
@@ -124,7 +131,7 @@ def run_one_on_ray(plan: RunPlan, folder: Path, recording: Recording, ray: str) 
     plan.facts["hardware"] = hardware(source, device, 1) | {"ray": ray}
     requests = make_requests(config, plan.workload, source)
     make_decoder = partial(load_model, config.model, config.real.weights, config.dtype, device)
-    options = RayOptions(ray, device, default_backend(device))
+    options = RayOptions(ray, device, default_backend(device), pinned=pinned)
     with watching(plan, folder, recording) as observer:
         return make_head(partial(plan_cluster, config), make_decoder, requests, observer, options).run()
 
