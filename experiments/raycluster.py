@@ -7,6 +7,8 @@ import logging
 import os
 import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,15 @@ from perfmodel.errors import InputError
 
 LOCAL = "local"
 CONNECT_S = 5.0
+PROBE_S = 15.0
+PROBE = """
+import sys
+from ray._private.services import canonicalize_bootstrap_address
+from ray._raylet import GcsClient
+address = canonicalize_bootstrap_address(sys.argv[1])
+if address:
+    GcsClient(address=address)
+"""
 
 
 def register_ray(address: str) -> None:
@@ -41,15 +52,19 @@ def connected(address: str, num_cpus: int | None = None) -> Iterator[None]:
 
 def connect(address: str, num_cpus: int | None = None) -> bool:
     """Connect to Ray; False where that has been done. num_cpus: of a local cluster, by default those of this machine."""
+    if "ray" not in sys.modules:  # it reads this when it is imported, and later turns authentication on by itself
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
     except ImportError as error:
         raise InputError("--ray: ray is not installed (pip install 'infsim[real]')") from error
-    if address == LOCAL:  # it listens on all interfaces, so authentication stays on
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     if ray.is_initialized():
         return False
-    check_answers(address)
+    if address == LOCAL:  # it listens on all interfaces
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    else:
+        check_answers(address)
+        check_accepts(address)
     try:
         ray.init(
             address=address,
@@ -73,6 +88,24 @@ def check_answers(address: str) -> None:
             socket.create_connection((host, int(port)), CONNECT_S).close()
         except (OSError, OverflowError) as error:
             raise InputError(f"--ray {address}: no cluster answers there ({error})") from error
+
+
+def check_accepts(address: str) -> None:
+    """Whether a cluster is there that takes this user's token: Ray itself would try for minutes, or abort. Raises InputError."""
+    if address.startswith("ray://"):
+        return
+    try:
+        command = [sys.executable, "-c", PROBE, address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"--ray {address}: no cluster answers there within {PROBE_S:g} s") from error
+    if done.returncode and "uthentication" in done.stderr:
+        raise InputError(
+            f"--ray {address}: the cluster's authentication token is missing or wrong (RAY_AUTH_TOKEN, "
+            "RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token; RAY_AUTH_MODE=disabled for a cluster without one)"
+        )
+    if done.returncode:
+        raise InputError(f"--ray {address}: no cluster answers there ({done.stderr.strip().rpartition(chr(10))[2]})")
 
 
 def first_line(error: Exception) -> str:

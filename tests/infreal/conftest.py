@@ -1,5 +1,6 @@
 """Without a CUDA device the Triton kernels run in Triton's interpreter, which must be chosen before triton is imported."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -56,3 +57,15 @@ def network(request: pytest.FixtureRequest):
     for one in made:
         for rank in range(len(one.endpoints)):
             one.kill(rank)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working folder: a configuration of two small instances."""
+    from pool_tools import CONFIG
+    from ray_tools import SWEEP
+
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -3,6 +3,8 @@
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +20,17 @@ from infreal.requests import Requests
 
 MARK = "INFREAL_TEST_MARK"
 HERE = str(Path(__file__).parent)
+SWEEP = """
+base:
+  system: infinite-llm
+  model: config.json
+  gpu: cpu
+  cluster: {nodes: 1, gpus_per_node: 2, intra_link: loopback, inter_link: loopback}
+  instance: {blocks_per_gpu: 30, block_tokens: 4, token_budget: 64, headroom_frac: 0.0}
+  scheduler: {period_s: 0.2, heartbeat_s: 0.2}
+  workload: {generator: fixed, params: {input_tokens: 60, output_tokens: 40}, num_requests: 4, arrivals: saturated}
+"""
+LONG = "workload={generator: fixed, params: {input_tokens: 60, output_tokens: 50}, num_requests: 4000, arrivals: saturated}"
 
 
 def processes(mark):
@@ -113,3 +126,28 @@ class RayRun:
 
 def send_signal(run, address, number=signal.SIGKILL):
     os.kill(run.fleet.pid_of(address), number)
+
+
+def start_run(folder, env, *arguments):
+    command = [sys.executable, "-m", "infreal", "run", "sweep.yaml", "--out", "out", *arguments]
+    return subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True)
+
+
+def start_long_run(folder, env, *arguments):
+    """Returns when requests are under way."""
+    process = start_run(folder, env, *arguments, "--set", LONG, "--events")
+    end_s = time.monotonic() + 100
+    while not any(path.stat().st_size > 100_000 for path in folder.glob("out/runs/*/events.jsonl")):
+        assert time.monotonic() < end_s, "no run has begun"
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    return process
+
+
+def end_by(process, number):
+    """A signal ends a command as it should."""
+    os.kill(process.pid, number)
+    error = process.communicate(timeout=60)[1]
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "interrupted; the same command resumes" in error.splitlines()[-1]
