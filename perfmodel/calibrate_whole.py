@@ -9,6 +9,7 @@ from scipy.optimize import nnls
 from perfmodel.basis import Domain
 from perfmodel.calibrate import FitError, Floats, fit_error
 from perfmodel.errors import InputError
+from perfmodel.laws.attention import linear
 from perfmodel.laws.whole import WholeDecode, WholeKnots, WholePrefill
 
 
@@ -73,16 +74,20 @@ def _error(early: list[float], late: list[float], kv_tokens: Floats, time_s: Flo
 
 
 def fit_whole_prefill(tokens: Floats, prefix_tokens: Floats, time_s: Floats) -> tuple[WholePrefill, FitError]:
-    """Raises InputError for fewer than four chunks."""
-    if len(tokens) < 4:
-        raise InputError(f"prefill_attention: {len(tokens)} chunks (allowed: 4 or more)")
-    kv_tokens, pairs = tokens + prefix_tokens, tokens * prefix_tokens + tokens * (tokens + 1) / 2
-    values = relative_nnls([np.ones(len(tokens)), tokens, kv_tokens, pairs], time_s)
-    ranges = {"tokens": (float(tokens.min()), float(tokens.max()))}
-    ranges["prefix_tokens"] = (float(prefix_tokens.min()), float(prefix_tokens.max()))
-    base_s, query_s, kv_s, pair_s = values
-    law = WholePrefill(base_s, query_s, kv_s, pair_s, Domain(ranges))
-    return law, fit_error(base_s + query_s * tokens + kv_s * kv_tokens + pair_s * pairs, time_s)
+    """Raises InputError for fewer than two chunks that were measured behind two prefixes."""
+    kv_tokens = prefix_tokens + (tokens + 1) / 2  # that a query reads on average
+    sizes = [float(size) for size in np.unique(tokens) if len(np.unique(prefix_tokens[tokens == size])) > 1]
+    if len(sizes) < 2:
+        raise InputError(f"prefill_attention: {len(sizes)} chunks behind two prefixes (allowed: 2 or more)")
+    lines = [_line(kv_tokens, time_s, tokens == size) for size in sizes]
+    base_s, s_per_kv_token = (tuple(column) for column in zip(*lines, strict=True))
+    ranges = {
+        "tokens": (sizes[0], sizes[-1]),
+        "prefix_tokens": (float(prefix_tokens.min()), float(prefix_tokens.max())),
+    }
+    law = WholePrefill(tuple(sizes), base_s, s_per_kv_token, Domain(ranges))
+    priced_s = linear(tokens, law.tokens, base_s) + linear(tokens, law.tokens, s_per_kv_token) * kv_tokens
+    return law, fit_error(priced_s, time_s)
 
 
 def relative_nnls(columns: list[Floats], time_s: Floats) -> list[float]:

@@ -56,16 +56,20 @@ class WholeDecode:
 
 @dataclass(frozen=True)
 class WholePrefill:
-    """Attention of a chunk, one layer: base_s, and so much for a query, for a KV token, and for each pair of them."""
+    """Attention of a chunk, one layer: for each measured chunk a line in the KV tokens that one of its queries reads on average,
+    linear between chunks. What the lines have no common formula for is whether a chunk's scores lie in a cache.
+    """
 
-    base_s: float
-    query_s: float
-    kv_s: float
-    pair_s: float
+    tokens: tuple[float, ...]
+    base_s: tuple[float, ...]
+    s_per_kv_token: tuple[float, ...]
     domain: Domain | None = None
 
     def time_s(self, tokens: int, kv_tokens: int, pairs: int, shape: Heads) -> float:
-        return self.base_s + self.query_s * tokens + self.kv_s * kv_tokens + self.pair_s * pairs
+        base_s, slope_s = (
+            linear(np.float64(tokens), self.tokens, values) for values in (self.base_s, self.s_per_kv_token)
+        )
+        return float(base_s + slope_s * pairs / tokens)
 
     def basis_along_prefix(self, tokens: int, shape: Heads) -> Along:
         return basis_along(self.domain, "prefix_tokens", tokens=tokens)

@@ -1,6 +1,7 @@
 """`infreal profile` → `infsim calibrate --from infreal` → a pack that prices this model, on a model of two small layers."""
 
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -10,6 +11,9 @@ from experiments.calibrate import calibrate
 from experiments.packs import load_pack
 from infreal.profile import main
 from infreal.profiling.check import BATCHES, cost_of, iteration_s
+from infreal.profiling.model import Subject
+from infreal.profiling.table import Took, repeat
+from infreal.sources import load_model
 from perfmodel.errors import InputError
 
 pytestmark = pytest.mark.timeout(120)
@@ -49,6 +53,26 @@ def test_every_point_has_a_time_a_spread_and_repeats(profiled):
         table["operator"]
     )
     assert not table.duplicated(["operator", "rows", "tokens", "context_tokens"]).any()
+
+
+def test_a_call_may_say_how_long_its_part_took():
+    assert set(repeat(lambda: Took(7.0), "cpu")) == {7.0}
+    assert max(repeat(lambda: 7.0, "cpu")) < 1.0, "another answer is not a time"
+
+
+def test_attention_and_the_rest_are_parts_of_one_forward_pass(profiled):
+    decoder = load_model(str(profiled / "config.json"), None, "float32", "cpu")
+    subject = Subject(decoder, "torch", 8192)
+    seen = []
+    subject.decoder = SimpleNamespace(
+        device=decoder.device,
+        config=decoder.config,
+        local_attention=decoder.local_attention,
+        forward=lambda batch, attend: seen.append(batch.num_tokens) or decoder.forward(batch, attend),
+    )
+    attention, rest = subject.attention([(1, 4096)])(), subject.without_attention(5)()
+    assert seen == [1, 5] and isinstance(attention, Took) and isinstance(rest, Took)
+    assert attention > 0 and rest > 0
 
 
 def test_it_resumes_where_it_was_interrupted(profiled, tmp_path):

@@ -42,11 +42,17 @@ def test_a_batch_size_whose_time_bends_down_has_two_lines():
     assert late == pytest.approx((9e-4, 1e-6)) and early == pytest.approx((1e-4, 4e-6))
 
 
-def test_prefill_finds_its_four_terms():
-    tokens = np.array([16.0, 64.0, 256.0, 512.0, 16.0, 128.0])
-    prefix = np.array([0.0, 0.0, 256.0, 1024.0, 2048.0, 512.0])
+def test_prefill_has_a_line_for_each_chunk():
+    """The larger chunk takes twice as long for each pair, as where its scores no longer lie in a cache."""
+    tokens, prefix = np.repeat([16.0, 256.0], 3), np.tile([0.0, 256.0, 2048.0], 2)
+    base_s, pair_s = np.repeat([1e-4, 9e-4], 3), np.repeat([1e-9, 2e-9], 3)
     pairs = tokens * prefix + tokens * (tokens + 1) / 2
-    law, error = fit_whole_prefill(tokens, prefix, 1e-4 + 2e-6 * tokens + 1e-7 * (tokens + prefix) + 1e-9 * pairs)
+    law, error = fit_whole_prefill(tokens, prefix, base_s + pair_s * pairs)
     assert error.mape < 1e-6
-    assert (law.base_s, law.query_s, law.kv_s, law.pair_s) == pytest.approx((1e-4, 2e-6, 1e-7, 1e-9))
-    assert law.time_s(64, 64, 2080, SHAPE) == pytest.approx(1e-4 + 2e-6 * 64 + 1e-7 * 64 + 1e-9 * 2080)
+    assert law.time_s(16, 116, 1736, SHAPE) == pytest.approx(1e-4 + 1e-9 * 1736)
+    assert law.time_s(256, 356, 58496, SHAPE) == pytest.approx(9e-4 + 2e-9 * 58496)
+    between = law.time_s(136, 236, 136 * 200, SHAPE)  # 200 KV tokens a query
+    assert between == pytest.approx((1e-4 + 1e-9 * 16 * 200 + 9e-4 + 2e-9 * 256 * 200) / 2)
+    assert law.time_s(8, 100, 800, SHAPE) == law.time_s(16, 100, 1600, SHAPE), "a smaller chunk takes as long"
+    with pytest.raises(InputError, match="1 chunks behind two prefixes"):
+        fit_whole_prefill(tokens[:4], prefix[:4], base_s[:4])
