@@ -22,7 +22,7 @@ from perfmodel.laws.attention import PrefillLaw, StreamedDecode
 from perfmodel.laws.flash2 import Flash2Decode
 from perfmodel.laws.gemm import Tile, TileGemm
 from perfmodel.laws.stream import StreamLaw
-from perfmodel.laws.whole import WholeDecode, WholeKnots, WholePrefill
+from perfmodel.laws.whole import WholeChunks, WholeDecode, WholeKnots
 from perfmodel.specs import GpuSpec, InstanceSpec
 
 ANALYTIC = "analytic"
@@ -203,6 +203,6 @@ LAWS: dict[str, type[Any]] = {
     law.__name__: law
     for law in (
         *(TileGemm, StreamedDecode, Flash2Decode, PrefillLaw, StreamLaw, KnotAllReduce),
-        *(WholeKnots, WholeDecode, WholePrefill),
+        *(WholeKnots, WholeDecode, WholeChunks),
     )
 }

@@ -56,7 +56,9 @@ def validate(folder: Path, size: Size) -> None:
     ordered = orders(found, SYSTEMS)
     loads = (load_before, os.getloadavg()[0])
     remote = {case: share for each in results for case, share in remote_shares(each).items()}
-    page = write_page(folder, Findings(found, ordered, remote, rates, size.repeats, loads, steps.lines), results)
+    waited_frac = steps.waited_s / steps.real_s if steps.real_s else None
+    findings = Findings(found, ordered, remote, rates, size.repeats, loads, waited_frac, steps.lines)
+    page = write_page(folder, findings, results)
     tell(found)
     for order in ordered:
         print(order)

@@ -10,7 +10,7 @@ from perfmodel.basis import Domain
 from perfmodel.calibrate import FitError, Floats, fit_error
 from perfmodel.errors import InputError
 from perfmodel.laws.attention import linear
-from perfmodel.laws.whole import WholeDecode, WholeKnots, WholePrefill
+from perfmodel.laws.whole import WholeChunks, WholeDecode, WholeKnots
 
 
 def fit_knots(tokens: Floats, time_s: Floats) -> tuple[WholeKnots, FitError]:
@@ -73,7 +73,7 @@ def _error(early: list[float], late: list[float], kv_tokens: Floats, time_s: Flo
     return float(np.square(lower_s / time_s - 1).sum())
 
 
-def fit_whole_prefill(tokens: Floats, prefix_tokens: Floats, time_s: Floats) -> tuple[WholePrefill, FitError]:
+def fit_whole_prefill(tokens: Floats, prefix_tokens: Floats, time_s: Floats) -> tuple[WholeChunks, FitError]:
     """Raises InputError for fewer than two chunks that were measured behind two prefixes."""
     kv_tokens = prefix_tokens + (tokens + 1) / 2  # that a query reads on average
     sizes = [float(size) for size in np.unique(tokens) if len(np.unique(prefix_tokens[tokens == size])) > 1]
@@ -85,7 +85,7 @@ def fit_whole_prefill(tokens: Floats, prefix_tokens: Floats, time_s: Floats) -> 
         "tokens": (sizes[0], sizes[-1]),
         "prefix_tokens": (float(prefix_tokens.min()), float(prefix_tokens.max())),
     }
-    law = WholePrefill(tuple(sizes), base_s, s_per_kv_token, Domain(ranges))
+    law = WholeChunks(tuple(sizes), base_s, s_per_kv_token, Domain(ranges))
     priced_s = linear(tokens, law.tokens, base_s) + linear(tokens, law.tokens, s_per_kv_token) * kv_tokens
     return law, fit_error(priced_s, time_s)
 

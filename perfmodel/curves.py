@@ -9,7 +9,7 @@ from perfmodel.laws.allreduce import AllReduceLaw, RingAllReduce
 from perfmodel.laws.attention import DecodeLaw, PrefillLaw, StreamedDecode
 from perfmodel.laws.gemm import GemmLaw, RooflineGemm
 from perfmodel.laws.stream import StreamLaw
-from perfmodel.laws.whole import WholeKnots, WholePrefill
+from perfmodel.laws.whole import WholeChunks, WholeKnots
 from perfmodel.specs import GpuSpec
 
 ENDS = ("low", "high")
@@ -38,7 +38,7 @@ class Curves:
     gemm: GemmLaw
     streams: Mapping[str, StreamLaw]
     decode: tuple[DecodeLaw, ...]
-    prefill: PrefillLaw | WholePrefill
+    prefill: PrefillLaw | WholeChunks
     all_reduce: AllReduceLaw
     source: str
     bands: Mapping[str, Band] = field(default_factory=dict)

@@ -4,6 +4,7 @@ import csv
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +23,14 @@ SATURATED, PACED = "saturated", "paced"
 
 @dataclass
 class Steps:
-    """Runs commands in `folder` and keeps what was run. tell(what): called before each."""
+    """Runs commands in `folder` and keeps what was run. tell(what): called before each · real_s: of the real runs done now, and in
+    how much of it something on this machine waited for a core."""
 
     folder: Path
     tell: Callable[[str], None] = lambda what: None
     lines: list[str] = field(default_factory=list)
+    real_s: float = 0.0
+    waited_s: float = 0.0
 
     def run(self, what: str, done: bool, module: str, *arguments: object) -> None:
         """Raises RunError, with the last line of the command, where it fails."""
@@ -35,15 +39,28 @@ class Steps:
         self.lines.append(shlex.join(command))
         if done:
             return
+        began_s, waits_s = time.monotonic(), core_waits_s()
         with (self.folder / "commands.log").open("a", encoding="utf-8") as log:
             print(f"$ {self.lines[-1]}", file=log, flush=True)
             start = log.tell()
             answer = subprocess.run(
                 [sys.executable, "-m", *command], cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, check=False
             )
+        if module == "infreal" and arguments[0] == "run":
+            self.real_s += time.monotonic() - began_s
+            self.waited_s += core_waits_s() - waits_s
         if answer.returncode:
             said = (self.folder / "commands.log").read_bytes()[start:].decode(errors="replace").strip().splitlines()
             raise RunError(f"{self.lines[-1]}: exit {answer.returncode}: {said[-1] if said else 'no output'}")
+
+
+def core_waits_s() -> float:
+    """How long something on this machine has waited for a core since it started; 0 where the kernel does not say."""
+    pressure = Path("/proc/pressure/cpu")
+    try:
+        return float(pressure.read_text(encoding="utf-8").split("total=")[1].split()[0]) / 1e6
+    except (OSError, IndexError):
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)

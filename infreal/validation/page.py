@@ -24,7 +24,7 @@ HEAD = ("workload", "metric", "simulated", "real", "error", "allowed", "verdict"
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What a page tells. remote: share of KV tokens read elsewhere, by case · capacities: requests/s by workload · loads: load
-    average of the machine before and after."""
+    average of the machine before and after · waited_frac: of the real runs' time, that in which something waited for a core."""
 
     verdicts: Sequence[Verdict]
     orders: Sequence[Order]
@@ -32,6 +32,7 @@ class Findings:
     capacities: dict[str, float]
     repeats: int
     loads: tuple[float, float]
+    waited_frac: float | None
     commands: Sequence[str]
 
 
@@ -63,7 +64,7 @@ def lines_of(findings: Findings, results: Sequence[Results], folder: Path) -> It
     for each in results:
         yield from decision_lines(each)
     yield from ("", *(f"![{r.compared.name}]({r.compared.relative_to(folder)}/compare.png)" for r in results), "")
-    yield from ("## Where and how", "", *machine_lines(findings.loads), "", "```", *findings.commands, "```")
+    yield from ("## Where and how", "", *machine_lines(findings), "", "```", *findings.commands, "```")
 
 
 def summary(found: Sequence[Verdict]) -> str:
@@ -88,12 +89,15 @@ def decision_lines(results: Results) -> Iterator[str]:
         yield f"- {case_of(run)}: equal {shares}{first}"
 
 
-def machine_lines(loads: tuple[float, float]) -> Iterator[str]:
+def machine_lines(findings: Findings) -> Iterator[str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     yield f"- {device_name('cpu').partition(',')[0]}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}"
     yield f"- Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     yield f"- {torch.get_num_threads()} threads in this process, one in each instance, which has a core of its own"
-    yield f"- load average {loads[0]:.1f} before and {loads[1]:.1f} after"
+    before, after = findings.loads
+    yield f"- load average {before:.1f} before and {after:.1f} after"
+    if findings.waited_frac is not None:
+        yield f"- in {findings.waited_frac:.0%} of the real runs' time something waited for a core"
 
 
 @styled

@@ -55,7 +55,7 @@ class WholeDecode:
 
 
 @dataclass(frozen=True)
-class WholePrefill:
+class WholeChunks:
     """Attention of a chunk, one layer: for each measured chunk a line in the KV tokens that one of its queries reads on average,
     linear between chunks. What the lines have no common formula for is whether a chunk's scores lie in a cache.
     """
