@@ -39,17 +39,18 @@ def fit_machine(profile: Profile) -> dict[str, tuple[Any, FitError]]:
 
 
 def engine_entry(profile: Profile) -> dict[str, float]:
-    """The host side as `EngineSpec` has it: launches are part of what was measured, and so is the exchange of the link."""
+    """The host side as `EngineSpec` has it: launches are part of what was measured; the wire of an exchange is the link's."""
     host = profile.operator("host")
     if host.empty:
         raise InputError(f"{profile.path}: no rows of host (infreal profile was not finished)")
     rows = column(host, "rows")
+    exchange = profile.operator("exchange_overhead")
     iteration_s, row_s = relative_nnls([np.ones(len(rows)), rows], column(host, "time_s"))
     return {
         "launch_s_per_layer": 0.0,
         "iteration_s": iteration_s,
         "row_s": row_s,
-        "exchange_s_per_layer_per_peer": 0.0,
+        "exchange_s_per_layer_per_peer": float(exchange["time_s"].median()) if len(exchange) else 0.0,
         "fitted_rows": int(rows.max()),
     }
 

@@ -1,5 +1,6 @@
 """Points of one process: layers, head, attention, the host's part of an iteration, serving others beside one's own iterations."""
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from threading import Event, Thread
 
 import torch
 
-from infreal.dist_attention import Serving
+from infreal.dist_attention import DistAttention, RemotePart, Serving
 from infreal.model import Batch, Decoder, Row, make_batch
 from infreal.profiling.table import Table, Took, clock
 
@@ -22,6 +23,16 @@ HOST_ROWS = (1, 8, 32)
 SERVED = ((1, 1024), (8, 512))  # rows, context of each
 OWN = (4, 512)  # the instance's iterations beside
 BESIDE_S = 1.5
+
+
+class AnswersAtOnce:
+    """A transport whose peers' answers are there as soon as they are waited for."""
+
+    def post_recv(self, peer: int, tag: int, buffer: torch.Tensor) -> object:
+        return buffer.fill_(1.0)
+
+    def send(self, peer: int, tag: int, tensor: torch.Tensor) -> None: ...
+    def wait(self, handle: object, end_s: float) -> None: ...
 
 
 @dataclass
@@ -69,7 +80,7 @@ class Subject:
     @property
     def reads_clock_in_place(self) -> bool:
         """On a CPU: what runs in between takes each part's data and code out of the caches. A GPU would have to be waited for."""
-        return self.decoder.device.type == "cpu"
+        return self.device_type == "cpu"
 
     def _forward(self, batch: Batch) -> Callable[[], tuple[float, float]]:
         """A forward pass that tells the seconds of its attention, and of the rest."""
@@ -91,6 +102,34 @@ class Subject:
             return attention_s, now_s() - start_s - attention_s
 
         return forward
+
+    def exchange(self, rows: int, context: int) -> Callable[[], Took]:
+        """What a layer's attention takes longer where a peer computes a part, its answer and the wire apart: queries sent, partial
+        states merged. Every other layer of a forward pass has such a peer, which answers at once."""
+        batch, (now_s, _) = self.batch([(1, context)] * rows), clock(self.device_type)
+
+        @torch.inference_mode()
+        def forward() -> Took:
+            local = self.decoder.local_attention(batch, self.pool, self.backend)
+            index = torch.arange(rows, device=self.decoder.device)
+            dist = DistAttention(local, [RemotePart(1, 0, index)], AnswersAtOnce(), time.monotonic, 1.0)
+            times_s: tuple[list[float], list[float]] = ([], [])
+
+            def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+                start_s = now_s()
+                attended = (dist if layer % 2 else local)(layer, q, k, v)
+                times_s[layer % 2].append(now_s() - start_s)
+                return attended
+
+            self.decoder.forward(batch, attend)
+            alone_s, shared_s = (statistics.median(times) for times in times_s)
+            return Took(max(0.0, shared_s - alone_s))
+
+        return forward
+
+    @property
+    def device_type(self) -> str:
+        return self.decoder.device.type
 
     def _attention_alone(self, lengths: Sequence[tuple[int, int]]) -> Callable[[], None]:
         batch, config = self.batch(lengths), self.decoder.config
@@ -178,6 +217,10 @@ def measure_model(table: Table, subject: Subject) -> None:
                 }
                 lengths = [(tokens, tokens + prefix)]
                 table.measure(lambda lengths=lengths: subject.attention(lengths), layers, **point)
+    if subject.reads_clock_in_place and layers > 1:
+        context = min(OWN[1], subject.pool_tokens // 2 // OWN[0])
+        point = {"operator": "exchange_overhead", "rows": OWN[0], "context_tokens": context}
+        table.measure(lambda: subject.exchange(OWN[0], context), **point)
     for rows, context in SERVED:
         measure_serving(table, subject, rows, min(context, subject.pool_tokens // 2 // rows))
 

@@ -75,6 +75,15 @@ def test_attention_and_the_rest_are_parts_of_one_forward_pass(profiled):
     assert attention > 0 and rest > 0
 
 
+def test_queries_to_a_peer_cost_the_debtor_something(profiled):
+    table = pd.read_csv(profiled / "profile.csv")
+    [row] = table[table["operator"] == "exchange_overhead"].to_dict("records")
+    assert row["time_s"] > 0 and row["rows"] == 4
+    list(calibrate([f"infreal={profiled / 'profile.csv'}"], profiled / "exchange.json"))
+    engine = cost_of(str(profiled / "config.json"), "float32", "cpu", profiled / "exchange.json").instance.engine
+    assert engine.exchange_s_per_layer_per_peer == pytest.approx(row["time_s"])
+
+
 def test_it_resumes_where_it_was_interrupted(profiled, tmp_path):
     whole = (profiled / "profile.csv").read_text().splitlines()
     args = arguments(tmp_path)
