@@ -1,12 +1,13 @@
 """One run on a Ray cluster: lay the data plane, place the actors, and let the head carry it out. Imported where Ray is."""
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
 import ray
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from experiments.raycluster import LOCAL
 from infreal.actors.fleet import Setup, Work
@@ -16,6 +17,7 @@ from infreal.actors.ray_fleet import RayFleet
 from infreal.model import Decoder
 from infreal.requests import Requests
 from infreal.transport import Transport
+from infreal.transport.connecting import serve_store
 from infreal.transport.gloo import GlooTransport
 from perfmodel.cluster import ClusterSpec
 from perfmodel.journal import Observer
@@ -42,6 +44,17 @@ class RayOptions:
         return {"CPU": 1} if self.device == "cpu" else {"CPU": 1, "GPU": 1}
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the instances of a run meet. secret: in front of all keys of the store, so that nobody meets them by accident ·
+    is_local: all on one machine."""
+
+    host: str
+    port: int
+    secret: str
+    is_local: bool
+
+
 def make_head(
     make_spec: Callable[[], ClusterSpec],
     make_decoder: Callable[[], Decoder],
@@ -53,8 +66,9 @@ def make_head(
     options, spec = options or RayOptions(), make_spec()
     is_local = options.ray == LOCAL
     host = "127.0.0.1" if is_local else ray.util.get_node_ip_address()
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    join = partial(join_data_plane, host, store.port, spec.num_instances, "lo" if is_local else None)
+    store = serve_store(host, timedelta(seconds=JOIN_S))
+    place = Place(host, store.port, secrets.token_hex(16), is_local)
+    join = partial(join_data_plane, place, spec.num_instances)
     setup = Setup(make_spec, options.deadline_s, full=observer is not None, check=options.check)
     work = Work(make_decoder, requests, join, options.backend, options.pinned, options.prepare)
     fleet = RayFleet(setup, work, spec.num_instances, options.needs)
@@ -62,9 +76,10 @@ def make_head(
     return Head(spec, requests, fleet, observer, options.deadline_s)
 
 
-def join_data_plane(host: str, port: int, num_ranks: int, interface: str | None, rank: int) -> Transport:
-    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=JOIN_S))
-    return GlooTransport(rank, num_ranks, store, interface)
+def join_data_plane(place: Place, num_ranks: int, rank: int) -> Transport:
+    store = TCPStore(place.host, place.port, is_master=False, timeout=timedelta(seconds=JOIN_S))
+    own_host = place.host if place.is_local else ray.util.get_node_ip_address()
+    return GlooTransport(rank, num_ranks, PrefixStore(place.secret, store), own_host)
 
 
 __all__ = ["RayOptions", "RunResult", "make_head"]

@@ -10,6 +10,7 @@ import torch
 from torch.distributed import Store, TCPStore
 from torch.multiprocessing import get_context
 
+from infreal.transport.connecting import serve_store
 from infreal.transport.gloo import GlooTransport
 
 START_S = 60.0
@@ -23,9 +24,7 @@ class Partner:
 
     def __enter__(self) -> "Partner":
         self.cores = os.sched_getaffinity(0)
-        self.store = TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=START_S)
-        )
+        self.store = serve_store("127.0.0.1", timedelta(seconds=START_S))
         self._connection, theirs = get_context("spawn").Pipe()
         threads = torch.get_num_threads()
         self._process = get_context("spawn").Process(

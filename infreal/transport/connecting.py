@@ -1,17 +1,27 @@
-"""Making the gloo group of two ranks, once both have said in a store of their own that they are there."""
+"""The store in which ranks meet, and the gloo group of two of them, made once both have said there that they have come."""
 
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 TIMEOUT = timedelta(seconds=3)
 ATTEMPTS = 20
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02
 GREETING_SLOT = (1 << 31) - 2
+
+
+def serve_store(host: str, timeout: timedelta = TIMEOUT) -> TCPStore:
+    """A store that others reach at `host` and its port. It listens there alone; a TCPStore by itself does so everywhere."""
+    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
+    )
 
 
 class PatientStore(Store):

@@ -122,16 +122,16 @@ class Pair:
 class GlooTransport:
     """One rank's end; see `infreal.transport.Transport`. Threads may share it.
 
-    store: seen by all ranks · interface: the network interface that gloo listens on, by default that of this host's name.
+    store: seen by all ranks · host: the address of this machine that gloo listens on, by default that of its name.
     """
 
-    def __init__(self, rank: int, num_ranks: int, store: Store, interface: str | None = None) -> None:
+    def __init__(self, rank: int, num_ranks: int, store: Store, host: str | None = None) -> None:
         if not 0 <= rank < num_ranks:
             raise ValueError(f"no rank {rank} among {num_ranks}")
         self.rank, self.num_ranks = rank, num_ranks
         self.traffic = Traffic()
         self._store = store
-        self._make_device = _device_maker(interface)
+        self._make_device = _device_maker(host)
         self._lock = threading.Lock()
         self._pairs: dict[int, Pair] = {}
         self._threads: list[threading.Thread] = []
@@ -291,12 +291,12 @@ def _form(known: dict[int, Form], tag: int, buffer: torch.Tensor) -> tuple[Form,
     return form, True
 
 
-def _device_maker(interface: str | None) -> Callable[[], Any]:
-    """Raises RuntimeError where there is no such interface."""
-    if interface is None:
+def _device_maker(host: str | None) -> Callable[[], Any]:
+    """Raises RuntimeError where this machine has no such address."""
+    if host is None:
         return ProcessGroupGloo.create_default_device
-    ProcessGroupGloo.create_device(interface=interface)
-    return lambda: ProcessGroupGloo.create_device(interface=interface)
+    ProcessGroupGloo.create_device(hostname=host)
+    return lambda: ProcessGroupGloo.create_device(hostname=host)
 
 
 def _staged(buffer: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ def test_a_prompt_that_spans_all_instances(num_instances):
     assert run.result.requests["remote_tokens_max"][0] >= (num_instances - 1) * 16 * 4 - 40
 
 
+@pytest.mark.slow
 def test_moves_in_mid_decode():
     load = workload([(20 + 5 * i, 90) for i in range(6)], gap_s=0.02)
     run = ActorRun(cluster(3, 400, placement=Restless), load).finish()

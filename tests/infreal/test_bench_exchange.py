@@ -14,6 +14,7 @@ def fail(transport, store):
     raise ValueError("the cause")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_every_case_is_measured_on_both_carriers_and_written():
     threads = torch.get_num_threads()

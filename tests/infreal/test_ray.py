@@ -1,18 +1,20 @@
-"""`infreal run --ray` and the same hosts as Ray actors: the tokens of the backend in one process, and nothing left behind."""
+"""`infreal run --ray` and hosts as Ray actors: the tokens of the backend in one process whatever fails, and nothing is left."""
 
 import secrets
 import signal
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
 import pytest
-from pool_tools import Checked, Restless, cluster, workload
+from pool_tools import QUICK, Checked, Restless, cluster, workload
 from ray_tools import (
     RayRun,
     end_by,
     environment,
     local_ray,
     processes,
+    send_signal,
     start_long_run,
     start_run,
     wait_until_none,
@@ -23,9 +25,13 @@ from experiments.runs import load_runs
 from infreal.run import main
 from infsim.__main__ import main as infsim_main
 from perfmodel.journal import Together
+from perfmodel.messages import GMANAGER
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
+SOON = replace(QUICK, lease_s=2.0, renew_s=0.3, order_ttl_s=1.0)
+LOAD = workload([(30, 300), (44, 300), (20, 300), (60, 300)], gap_s=0.02)
+MAKE = partial(cluster, 2, 260, placement=Restless, scheduler=SOON)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +74,47 @@ def test_tokens_moves_and_replay(cluster_of_three, tmp_path):
     assert result == run.result
 
 
+def when_lent(run, who, number=signal.SIGKILL):
+    """A signal to the debtor ("src") or creditor ("dst") of a loan that is held, as soon as there is one."""
+    moves = run.head.books.collector.moves
+    held = [i for i, outcome in enumerate(moves["outcome"]) if outcome == "committed"]
+    if not held:
+        run.at(run.fleet.now_s() + 0.01, when_lent, who, number)
+        return
+    run.victim = who if isinstance(who, int) else moves[who][held[-1]]
+    send_signal(run, run.victim, number)
+
+
+FAULTS = [("dst", signal.SIGKILL), ("src", signal.SIGKILL), (GMANAGER, signal.SIGKILL), ("dst", signal.SIGSTOP)]
+
+
+def check(who, number):
+    """One fault in mid-step; whoever had it returns under a new incarnation."""
+    run = RayRun(MAKE, LOAD, deadline_s=6.0 if number == signal.SIGSTOP else 30.0)
+    run.at(0.3, when_lent, who, number)
+    run.finish().assert_exact()
+    member = run.head.members[run.victim]
+    assert member.deaths == 1
+    assert sum(other.deaths for other in run.head.members.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("who", "number"), [FAULTS[0], *(pytest.param(*fault, marks=pytest.mark.slow) for fault in FAULTS[1:])]
+)
+def test_a_fault_in_mid_step(cluster_of_three, who, number):
+    """S14: a creditor, a debtor, the gManager killed; a creditor stopped, which is found silent, ended and replaced."""
+    check(who, number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_faults_twenty_times(cluster_of_three):
+    for _ in range(20):
+        for who, number in FAULTS:
+            check(who, number)
+
+
+@pytest.mark.slow
 def test_the_command_writes_the_same_folder(cluster_of_three, folder, capsys):
     assert main(["sweep.yaml", "--out", "out", "--ray", "local", "--events", "--timeline"]) == 0
     assert "Trust: all times were measured (cpu, 1 threads)" in capsys.readouterr().out

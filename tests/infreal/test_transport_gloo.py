@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import HashStore, TCPStore
+from torch.distributed import HashStore, PrefixStore
 from transport_tools import GlooNetwork
 
 from infreal.transport import DeadlineExceeded, PairReset, PeerLost, TransportError
+from infreal.transport.connecting import serve_store
 from infreal.transport.gloo import GlooTransport
 from infreal.transport.in_process import run_ranks
 
@@ -24,6 +26,7 @@ ECHO = """
 import sys, time, torch
 from datetime import timedelta
 from infreal.transport import PeerLost, TransportError
+from infreal.transport.connecting import serve_store
 from infreal.transport.gloo import GlooTransport
 torch.set_num_threads(1)
 store = torch.distributed.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=timedelta(seconds=30))
@@ -75,7 +78,7 @@ def start_echo(port, *args):
 
 
 def test_a_process_that_stalls_dies_and_comes_back():
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    store = serve_store("127.0.0.1", timedelta(seconds=30))
     end, echo = GlooTransport(0, 2, store), start_echo(store.port, "first")
     try:
         assert exchange(end, 1) == [2]
@@ -102,6 +105,23 @@ def test_a_process_that_stalls_dies_and_comes_back():
         assert echo.wait(20) == 0, "it saw that the peer has gone"
     finally:
         echo.kill()
+        end.close()
+
+
+def test_the_store_listens_on_its_own_address_alone():
+    store = serve_store("127.0.0.1")
+    socket.create_connection(("127.0.0.1", store.port), 5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", store.port), 5)
+
+
+def test_who_does_not_know_the_secret_meets_nobody():
+    store = serve_store("127.0.0.1")
+    ends = [GlooTransport(rank, 2, PrefixStore(secret, store), "127.0.0.1") for rank, secret in enumerate("ab")]
+    ends[0].send(1, QUERY, torch.ones(4))
+    with pytest.raises(DeadlineExceeded):
+        received(ends[1], QUERY, after_s=0.3)
+    for end in ends:
         end.close()
 
 
