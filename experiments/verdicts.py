@@ -23,7 +23,7 @@ MORE_IS_BETTER = ("output_tok_per_s",)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One metric of one run. noise_frac: of the repeated real runs."""
+    """One metric of one run. noise_frac: of the repeated real runs; NaN where there is but one."""
 
     run: str
     metric: str
@@ -73,7 +73,7 @@ def of_run(comparison: Comparison, run: str, reals: Sequence[Path]) -> Iterator[
     rows, case = comparison.metrics[comparison.metrics["run"] == run].set_index("metric"), case_of(run)
     for metric in (m for m in LIMITS if m in rows.index):
         simulated, real, error, noise = (float(rows[name][metric]) for name in ("b", "a", "error_frac", "noise_frac"))
-        yield Verdict(case, metric, simulated, real, error, float(np.nan_to_num(noise)))
+        yield Verdict(case, metric, simulated, real, error, noise)
     requests = comparison.requests[comparison.requests["run"] == run]
     if len(requests):
         error = float(requests["e2e_s_error_frac"].abs().mean())
@@ -89,6 +89,8 @@ def case_of(run: str) -> str:
 
 def request_noise_frac(run: str, reals: Sequence[Path]) -> float:
     """What the error of a single real run would be, were the mean of all of them the truth: mean over requests and runs."""
+    if len(reals) < 2:
+        return float("nan")
     folders = [keyed(load_runs(folder))[run][0] for folder in reals]
     each = [with_latencies(read_table(folder, "requests")).set_index("req_id")["e2e_s"] for folder in folders]
     table = pd.concat(each, axis="columns", join="inner")
@@ -99,7 +101,7 @@ def request_noise_frac(run: str, reals: Sequence[Path]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which of two systems is better at a metric, in both worlds."""
+    """Which of two systems is better at a metric, in both worlds; "neither" where they are equal."""
 
     place: str
     metric: str
@@ -112,7 +114,7 @@ class Order:
 
 
 def orders(found: Sequence[Verdict], systems: tuple[str, str]) -> list[Order]:
-    """Where the real systems differ by more than their noise. The runs of a pair have names that differ in the system alone."""
+    """Where the real systems differ by more than their noise, which must be known. Runs of a pair differ in the system."""
     by_name = {(verdict.run, verdict.metric): verdict for verdict in found if verdict.metric in LIMITS}
     first, second = systems
     answers = []
@@ -120,12 +122,15 @@ def orders(found: Sequence[Verdict], systems: tuple[str, str]) -> list[Order]:
         b = by_name.get((run.replace(first, second), metric)) if first in run else None
         if b is None or not differ(a, b):
             continue
-        best = [
-            systems[int((x < y) == (metric in MORE_IS_BETTER))]
-            for x, y in ((a.simulated, b.simulated), (a.real, b.real))
-        ]
+        best = [better(*pair, metric, systems) for pair in ((a.simulated, b.simulated), (a.real, b.real))]
         answers.append(Order(run.replace(first, "").strip("/"), metric, *best))
     return answers
+
+
+def better(first: float, second: float, metric: str, systems: tuple[str, str]) -> str:
+    if first == second:
+        return "neither"
+    return systems[int((first < second) == (metric in MORE_IS_BETTER))]
 
 
 def differ(a: Verdict, b: Verdict) -> bool:

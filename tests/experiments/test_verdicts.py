@@ -82,6 +82,12 @@ def test_the_error_of_a_request_is_absolute_and_so_is_its_noise(judged):
     assert noisy.noise_frac == pytest.approx(0.1 * decode_s / noisy.real), "a tenth of the decode in each run"
 
 
+def test_a_single_real_run_has_no_noise_and_the_limits_apply(judged):
+    found = judged((1.02, 1.25))
+    assert all(np.isnan(verdict.noise_frac) and not verdict.by_noise for verdict in found.values())
+    assert [found[system, "tpot_s_mean"].holds for system in SYSTEMS] == [True, False]
+
+
 def verdict(run, real, simulated, noise=0.01, metric="ttft_s_mean"):
     return Verdict(run, metric, simulated, real, simulated / real - 1, noise)
 
@@ -92,6 +98,11 @@ def test_order_is_told_where_the_real_systems_differ_by_more_than_noise():
     assert (order.place, order.simulated, order.real) == ("short@0.5", "vllm-multi", "infinite-llm")
     assert str(order).endswith("differs")
     assert orders([verdict(first, 1.0, 1.1), verdict(second, 0.98, 1.2)], SYSTEMS) == []
+    [order] = orders([verdict(first, 1.0, 1.1), verdict(second, 0.5, 1.1)], SYSTEMS)
+    assert order.simulated == "neither" and str(order).endswith("differs")
+    assert orders([verdict(first, 1.0, 1.1, np.nan), verdict(second, 0.5, 1.2, np.nan)], SYSTEMS) == [], (
+        "noise not known"
+    )
     rates = [verdict(first, 100, 100, metric="output_tok_per_s"), verdict(second, 200, 190, metric="output_tok_per_s")]
     [order] = orders(rates, SYSTEMS)
     assert order.simulated == order.real == "infinite-llm", "more tokens are better"
