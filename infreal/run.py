@@ -37,15 +37,15 @@ def main(argv: Sequence[str], prog: str = "infreal run") -> int:
         if args.dry_run:
             return list_runs(request)
         recording, workers = Recording(args.events, args.timeline, args.strict), Workers(args.workers)
+        check_transport(args)
         if args.ray is None:
             if args.pinned:
                 raise InputError("--pinned: instances of one process share its cores (allowed: with --ray)")
             return run_command(request, partial(run_one, no_wait=args.no_wait), recording, workers, HARDWARE)
         check_ray(args)
         with raycluster.connected(args.ray):
-            return run_command(
-                request, partial(run_one_on_ray, ray=args.ray, pinned=args.pinned), recording, workers, HARDWARE
-            )
+            run = partial(run_one_on_ray, ray=args.ray, carrier=args.transport, pinned=args.pinned)
+            return run_command(request, run, recording, workers, HARDWARE)
     except (InputError, RunError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
@@ -73,6 +73,12 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--pinned", action="store_true", help="with --ray: an instance a core of its own, by its number"
     )
+    parser.add_argument(
+        "--transport",
+        choices=["gloo", "nccl"],
+        default="gloo",
+        help="with --ray: what carries tensors between GPUs (default: gloo; nccl: not tested on hardware)",
+    )
     parser.add_argument("--strict", action="store_true", help="as in infsim run; measured times always pass")
     parser.add_argument("--events", action="store_true", help="write events.jsonl (infsim replay)")
     parser.add_argument("--timeline", action="store_true", help="write timeline.json (Perfetto)")
@@ -87,6 +93,12 @@ def check_ray(args: argparse.Namespace) -> None:
         raise InputError("--no-wait: time is real on actors (allowed: without --ray)")
     if args.workers != 1:
         raise InputError(f"--workers: {args.workers} (allowed with --ray: 1, a run has the cluster for itself)")
+
+
+def check_transport(args: argparse.Namespace) -> None:
+    """Raises InputError where there is nothing for NCCL to carry."""
+    if args.transport == "nccl" and (args.ray is None or not default_device().startswith("cuda")):
+        raise InputError("--transport: nccl (allowed without --ray, or without CUDA: gloo)")
 
 
 def check_config(config: Config) -> None:
@@ -119,7 +131,9 @@ def run_one(plan: RunPlan, folder: Path, recording: Recording, no_wait: bool = F
         return InProcess(plan.spec, requests, decoder, WallClock(no_wait), observer, options).run()
 
 
-def run_one_on_ray(plan: RunPlan, folder: Path, recording: Recording, ray: str, pinned: bool = False) -> RunResult:
+def run_one_on_ray(
+    plan: RunPlan, folder: Path, recording: Recording, ray: str, carrier: str = "gloo", pinned: bool = False
+) -> RunResult:
     """Carry a plan out on the Ray cluster that this process is connected to, every instance an actor."""
     from infreal.actors.run import RayOptions, make_head
 
@@ -131,7 +145,7 @@ def run_one_on_ray(plan: RunPlan, folder: Path, recording: Recording, ray: str, 
     plan.facts["hardware"] = hardware(source, device, 1) | {"ray": ray}
     requests = make_requests(config, plan.workload, source)
     make_decoder = partial(load_model, config.model, config.real.weights, config.dtype, device)
-    options = RayOptions(ray, device, default_backend(device), pinned=pinned)
+    options = RayOptions(ray, device, default_backend(device), carrier, pinned=pinned)
     with watching(plan, folder, recording) as observer:
         return make_head(partial(plan_cluster, config), make_decoder, requests, observer, options).run()
 

@@ -19,6 +19,7 @@ from infreal.requests import Requests
 from infreal.transport import Transport
 from infreal.transport.connecting import serve_store
 from infreal.transport.gloo import GlooTransport
+from infreal.transport.nccl import NcclTransport, nccl_groups
 from perfmodel.cluster import ClusterSpec
 from perfmodel.journal import Observer
 from perfmodel.records import RunResult
@@ -28,11 +29,13 @@ JOIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RayOptions:
-    """ray: the cluster's address, or LOCAL · device, backend: of every instance · the rest: see `Setup` and `Work`."""
+    """ray: the cluster's address, or LOCAL · device, backend: of every instance · carrier: of tensors of GPUs, gloo or nccl · the
+    rest: see `Setup` and `Work`."""
 
     ray: str = LOCAL
     device: str = "cpu"
     backend: str = "torch"
+    carrier: str = "gloo"
     deadline_s: float = 10.0
     check: bool = False
     pinned: bool = False
@@ -53,6 +56,7 @@ class Place:
     port: int
     secret: str
     is_local: bool
+    carrier: str
 
 
 def make_head(
@@ -67,7 +71,7 @@ def make_head(
     is_local = options.ray == LOCAL
     host = "127.0.0.1" if is_local else ray.util.get_node_ip_address()
     store = serve_store(host, timedelta(seconds=JOIN_S))
-    place = Place(host, store.port, secrets.token_hex(16), is_local)
+    place = Place(host, store.port, secrets.token_hex(16), is_local, options.carrier)
     join = partial(join_data_plane, place, spec.num_instances)
     setup = Setup(make_spec, options.deadline_s, full=observer is not None, check=options.check)
     work = Work(make_decoder, requests, join, options.backend, options.pinned, options.prepare)
@@ -79,7 +83,9 @@ def make_head(
 def join_data_plane(place: Place, num_ranks: int, rank: int) -> Transport:
     store = TCPStore(place.host, place.port, is_master=False, timeout=timedelta(seconds=JOIN_S))
     own_host = place.host if place.is_local else ray.util.get_node_ip_address()
-    return GlooTransport(rank, num_ranks, PrefixStore(place.secret, store), own_host)
+    own_store = PrefixStore(place.secret, store)
+    gloo = GlooTransport(rank, num_ranks, own_store, own_host)
+    return NcclTransport(gloo, nccl_groups(own_store)) if place.carrier == "nccl" else gloo
 
 
 __all__ = ["RayOptions", "RunResult", "make_head"]

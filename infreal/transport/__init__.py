@@ -1,8 +1,8 @@
 """The data plane between instances: messages into buffers that were posted for them, byte counters, deadlines.
 
-One interface, two carriers: in one process (`in_process`, deterministic, for tests, for the rivals, and for one GPU that several
-instances share), and between processes (`gloo`). What travels (queries, partial states, KV blocks) is no
-concern of a transport. Control messages do not come this way.
+One interface, three carriers: in one process (`in_process`, deterministic, for tests, for the rivals, and for one GPU that several
+instances share), between processes (`gloo`), and between GPUs (`nccl`, over gloo). What travels (queries, partial states, KV
+blocks) is no concern of a transport. Control messages do not come this way.
 
 Rules that every carrier keeps:
 - Receives for one (peer, tag) match sends for it in order; different tags do not wait for one another.

@@ -70,7 +70,7 @@ class InProcessTransport:
             self._check_pair(peer, tag)
             receive = Receive(peer, tag, self._joined[peer], _dense(buffer))
             mailbox = (peer, self.rank, receive.generation, tag)
-            message = _take(net.messages, mailbox)
+            message = take(net.messages, mailbox)
             if message is not None:
                 _deliver(message, receive)
             else:
@@ -82,7 +82,7 @@ class InProcessTransport:
         with net.changed:
             self._check_pair(peer, tag)
             mailbox = (self.rank, peer, self._joined[peer], tag)
-            receive = _take(net.receives, mailbox)
+            receive = take(net.receives, mailbox)
             if receive is not None:
                 _deliver(_dense(buffer), receive)
             else:
@@ -155,7 +155,7 @@ def _dense(buffer: torch.Tensor) -> torch.Tensor:
     return buffer
 
 
-def _take(boxes: dict[Mailbox, deque[Any]], mailbox: Mailbox) -> Any:
+def take(boxes: dict[Any, deque[Any]], mailbox: Any) -> Any:
     """The first item of a mailbox, None where there is none; an empty mailbox leaves nothing behind."""
     box = boxes.get(mailbox)
     if box is None:

@@ -42,7 +42,7 @@ def smollm2():
     return checkpoint.tokenizer(), load_decoder(checkpoint, torch.float32)
 
 
-@pytest.fixture(params=["in_process", "gloo"])
+@pytest.fixture(params=["in_process", "gloo", "nccl"])
 def network(request: pytest.FixtureRequest):
     """A maker of networks of so many ranks, all in this process, over each carrier."""
     from transport_tools import CARRIERS

@@ -208,6 +208,10 @@ def test_damaged_weights_are_refused(folder, capsys):
     assert "model.safetensors" in complaint(capsys, "--out", "out")
 
 
+def test_nccl_wants_actors_on_gpus(folder, capsys):
+    assert "--transport: nccl (allowed without --ray" in complaint(capsys, "--out", "out", "--transport", "nccl")
+
+
 def test_wrong_usage_is_one_line(capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["--no-such-option"])
