@@ -46,6 +46,7 @@ from perfmodel.records import RunResult
 
 INF = float("inf")
 MAX_DEATHS = 5  # of one machine, after which a run is given up
+MISSING_S = 60.0  # without progress while a machine that has died is not back, after which a run is given up
 
 
 @dataclass(slots=True)
@@ -269,12 +270,17 @@ class Head:
     def _check_progress(self) -> None:
         times_s = [member.state.progress_s for member in self._instances() if member.state]
         self._progress_s = max([self._progress_s, *times_s])
-        if not self.books.waits_for_arrivals and self.fleet.now_s() - self._progress_s >= STALL_S:
-            raise RunError(self._story())
+        missing = [machine_name(m.address) for m in self.members.values() if not m.alive]
+        patience_s = MISSING_S if missing else STALL_S
+        if not self.books.waits_for_arrivals and self.fleet.now_s() - self._progress_s >= patience_s:
+            raise RunError(self._story(patience_s, missing))
 
-    def _story(self) -> str:
+    def _story(self, patience_s: float, missing: list[str]) -> str:
         open_ids = self.books.open_requests()
-        lines = [f"stalled: nothing has happened for {STALL_S:g} s; {len(open_ids)} requests are open ({open_ids[:5]})"]
+        lines = [
+            f"stalled: nothing has happened for {patience_s:g} s; {len(open_ids)} requests are open ({open_ids[:5]})"
+        ]
+        lines += [f"{name} has died and finds no place again" for name in missing]
         lines += [f"{machine_name(m.address)}: {m.state}" for m in self._instances() if m.state and not m.state.at_rest]
         return "\n".join(lines)
 

@@ -9,6 +9,7 @@ import pytest
 from actor_tools import ActorRun
 from pool_tools import QUICK, Restless, cluster, reference, workload
 
+from infreal.actors import head
 from infreal.actors.mail import OpenFetch, OpenRead, ReadOpened, ReceiverReady
 from infreal.transport import DeadlineExceeded
 from perfmodel.cluster import Workload
@@ -168,6 +169,19 @@ def slow_down(run, delay_s):
             wait(handle, deadline_s)
 
         transport.wait = late
+
+
+def test_a_run_ends_where_the_dead_do_not_return(monkeypatch):
+    """As of a node that is gone: a prompt that needs two instances waits for the second in vain."""
+    monkeypatch.setattr(head, "MISSING_S", 1.0)
+    run = ActorRun(restless(), workload([(900, 200)]))
+    run.at(0.5, lambda run: setattr(run.fleet, "make", lambda address: None))
+    for who in (1, 2):
+        run.at(0.5, lambda run, who=who: run.fleet.die(who))
+    with pytest.raises(
+        RunError, match=r"(?s)nothing has happened for 1 s; 1 requests.*instance-1 has died and finds no"
+    ):
+        run.finish()
 
 
 def test_the_dispatcher_cannot_be_replaced():
