@@ -1,4 +1,4 @@
-"""The store in which ranks meet, and the gloo group of two of them, made once both have said there that they have come."""
+"""The store in which ranks meet, and a gloo group of some of them, made once all have said there that they have come."""
 
 import socket
 import time
@@ -53,39 +53,50 @@ class PatientStore(Store):
             time.sleep(SHORTEST_PAUSE_S)
 
 
-def make_group(store: Store, side: int, make_device: Callable[[], Any], is_over: Callable[[], bool]) -> Any:
-    """Waits for the peer for as long as it takes. Raises RuntimeError when `is_over`, or where it cannot be reached.
+def device_maker(host: str | None) -> Callable[[], Any]:
+    """Makes gloo's devices, each with an event loop of its own. Raises RuntimeError where this machine has no such address."""
+    if host is None:
+        return ProcessGroupGloo.create_default_device
+    ProcessGroupGloo.create_device(hostname=host)
+    return lambda: ProcessGroupGloo.create_device(hostname=host)
 
-    gloo now and then fails to connect where several groups do so at once: both sides try again.
+
+def make_group(
+    store: Store, rank: int, size: int, make_device: Callable[[], Any], is_over: Callable[[], bool]
+) -> ProcessGroupGloo:
+    """Waits for the others for as long as it takes. Raises RuntimeError when `is_over`, or where they cannot be reached.
+
+    gloo now and then fails to connect where several groups do so at once: all sides try again.
     """
     for attempt in range(ATTEMPTS):
         own = PrefixStore(str(attempt), store)
-        _meet(own, side, is_over)
+        _meet(own, rank, size, is_over)
         try:
-            return _connect(own, side, make_device())
+            return _connect(own, rank, size, make_device())
         except RuntimeError as error:
             cause = error
     raise cause
 
 
-def _meet(store: Store, side: int, is_over: Callable[[], bool]) -> None:
-    store.set(f"here/{side}", "")
+def _meet(store: Store, rank: int, size: int, is_over: Callable[[], bool]) -> None:
+    store.set(f"here/{rank}", "")
     pause_s = SHORTEST_PAUSE_S
-    while not store.check([f"here/{1 - side}"]):
+    while not store.check([f"here/{other}" for other in range(size)]):
         if is_over():
-            raise RuntimeError("the lane is closed")
+            raise RuntimeError("nobody waits for the others any longer")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _connect(store: Store, side: int, device: Any) -> Any:
-    """A device has an event loop of its own. A greeting each way says that the other side is connected, too."""
+def _connect(store: Store, rank: int, size: int, device: Any) -> ProcessGroupGloo:
+    """A greeting each way says that the others are connected, too."""
     options = ProcessGroupGloo._Options()
     options._devices, options._threads, options._timeout = [device], 1, TIMEOUT
     patient = PatientStore(store)  # gloo keeps no hold of it
-    group = ProcessGroupGloo(PrefixStore("gloo", patient), side, 2, options)
-    received = group.recv([torch.empty(1)], 1 - side, GREETING_SLOT)
-    sent = group.send([torch.zeros(1)], 1 - side, GREETING_SLOT)
-    received.wait(TIMEOUT)
-    sent.wait(TIMEOUT)
+    group = ProcessGroupGloo(PrefixStore("gloo", patient), rank, size, options)
+    others = [other for other in range(size) if other != rank]
+    greetings = [group.recv([torch.empty(1)], other, GREETING_SLOT) for other in others]
+    greetings += [group.send([torch.zeros(1)], other, GREETING_SLOT) for other in others]
+    for greeting in greetings:
+        greeting.wait(TIMEOUT)
     return group

@@ -10,15 +10,13 @@ the memory of those sent after it on its lane until the pair is reset. A message
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch.distributed import ProcessGroupGloo, Store
+from torch.distributed import Store
 
 from infreal.transport import DeadlineExceeded, PairReset, PeerLost, Traffic, TransportError, lane_of
-from infreal.transport.connecting import make_group
+from infreal.transport.connecting import device_maker, make_group
 from infreal.transport.lane import Arrival, Lane
 from infreal.transport.meeting import Meeting
 
@@ -131,7 +129,7 @@ class GlooTransport:
         self.rank, self.num_ranks = rank, num_ranks
         self.traffic = Traffic()
         self._store = store
-        self._make_device = _device_maker(host)
+        self._make_device = device_maker(host)
         self._lock = threading.Lock()
         self._pairs: dict[int, Pair] = {}
         self._threads: list[threading.Thread] = []
@@ -246,7 +244,7 @@ class GlooTransport:
             return lanes[0][0].is_closed or meeting.is_former()
 
         try:
-            groups = [make_group(store, meeting.side, self._make_device, is_over) for _, store in lanes]
+            groups = [make_group(store, meeting.side, 2, self._make_device, is_over) for _, store in lanes]
         except RuntimeError:
             for lane, _ in lanes:
                 lane.close()
@@ -289,14 +287,6 @@ def _form(known: dict[int, Form], tag: int, buffer: torch.Tensor) -> tuple[Form,
         return form, False
     form = known[tag % WINDOW] = Form.of(tag, buffer)
     return form, True
-
-
-def _device_maker(host: str | None) -> Callable[[], Any]:
-    """Raises RuntimeError where this machine has no such address."""
-    if host is None:
-        return ProcessGroupGloo.create_default_device
-    ProcessGroupGloo.create_device(hostname=host)
-    return lambda: ProcessGroupGloo.create_device(hostname=host)
 
 
 def _staged(buffer: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,7 @@ class Lane:
             was_closed = self._closed
             self._changed.notify_all()
         if was_closed:
-            _close(group, self._side)
+            close_group(group, 1 - self._side)
 
     def send(self, slot: int, message: torch.Tensor) -> None:
         """The message is the lane's from now on."""
@@ -98,7 +98,7 @@ class Lane:
             self._queued.clear()
             self._changed.notify_all()
         if self._group is not None and not was_closed:
-            _close(self._group, self._side)
+            close_group(self._group, 1 - self._side)
 
     def _group_or_queue(self, operation: Callable[[Any], None]) -> Any:
         if self._group is None:
@@ -139,7 +139,7 @@ class Lane:
             work.wait(FOREVER)
 
 
-def _close(group: Any, side: int) -> None:
-    """gloo closes a group when a wait times out: neither its `abort` nor its `shutdown` wakes anybody."""
+def close_group(group: Any, peer: int) -> None:
+    """gloo closes the connection with a peer when a wait times out: neither its `abort` nor its `shutdown` wakes anybody."""
     with contextlib.suppress(RuntimeError):
-        group.recv([torch.empty(1)], 1 - side, CLOSING_SLOT).wait(timedelta(milliseconds=1))
+        group.recv([torch.empty(1)], peer, CLOSING_SLOT).wait(timedelta(milliseconds=1))
