@@ -6,7 +6,7 @@ alone, never for anything that this instance reads elsewhere, so that two instan
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +51,8 @@ class RemotePart:
 class DistAttention:
     """`attend` of an iteration whose rows have KV elsewhere. `wait_s`: time spent waiting for others so far, by `now_s()`.
 
-    deadline_s: the longest wait for the answers of one layer. Raises TransportError where one does not come.
+    deadline_s: the longest wait for the answers of one layer. Where one does not come the iteration goes on without that creditor,
+    since other ranks take part in it, and is void: `errors` says by creditor what has happened.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class DistAttention:
         self.local, self.parts, self.transport, self.deadline_s = local, parts, transport, deadline_s
         self._now_s = now_s
         self.wait_s = 0.0
+        self.errors: dict[int, TransportError] = {}
         self._states: Partial | None = None  # [1 + parts, tokens, heads, …]: here, then each creditor
         self._answers: list[torch.Tensor] = []
         self._queries: list[Query] = []
@@ -72,7 +74,7 @@ class DistAttention:
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if self._states is None:
             self._states = self._make_room(q)
-        receives = [self._ask(i, q) for i in range(len(self.parts))]
+        receives = self._ask_all(q)
         self.local.write(layer, k, v)
         self.local.partial(layer, q, self._states[0])
         self._wait(receives)
@@ -85,35 +87,35 @@ class DistAttention:
     def _make_room(self, q: torch.Tensor) -> Partial:
         """Tokens that read nothing at a creditor keep the neutral element there, in all layers."""
         numels = [packed_numel(len(part.index), *q.shape[1:]) for part in self.parts]
-        self._answers = [torch.empty(numel, dtype=torch.float32, device=q.device) for numel in numels]
+        self._answers = [torch.zeros(numel, dtype=torch.float32, device=q.device) for numel in numels]
         self._queries = [Query(len(part.index), *q.shape[1:], q) for part in self.parts]
         return Partial.neutral((1 + len(self.parts), *q.shape), q.device)
 
-    def _ask(self, index: int, q: torch.Tensor) -> Any:
-        """Send a creditor its queries of a layer. Returns the handle of its answer."""
-        part, query = self.parts[index], self._queries[index]
-        torch.index_select(q, 0, part.index, out=query.q)
-        with naming(part.peer):
-            receive = self.transport.post_recv(part.peer, tag_of(ANSWER, part.read), self._answers[index])
-            self.transport.send(part.peer, tag_of(QUERY, part.read), query.message)
-        return receive
+    def _ask_all(self, q: torch.Tensor) -> dict[int, Any]:
+        """Send the creditors their queries of a layer. Returns the handles of their answers, by creditor."""
+        receives = {}
+        for part, query, answer in zip(self.parts, self._queries, self._answers, strict=True):
+            if part.peer not in self.errors:
+                torch.index_select(q, 0, part.index, out=query.q)
+                with self._noting(part.peer):
+                    receive = self.transport.post_recv(part.peer, tag_of(ANSWER, part.read), answer)
+                    self.transport.send(part.peer, tag_of(QUERY, part.read), query.message)
+                    receives[part.peer] = receive
+        return receives
 
-    def _wait(self, receives: Sequence[Any]) -> None:
+    def _wait(self, receives: Mapping[int, Any]) -> None:
         started_s, end_s = self._now_s(), time.monotonic() + self.deadline_s
-        for part, receive in zip(self.parts, receives, strict=True):
-            with naming(part.peer):
+        for peer, receive in receives.items():
+            with self._noting(peer):
                 self.transport.wait(receive, end_s)
         self.wait_s += self._now_s() - started_s
 
-
-@contextmanager
-def naming(peer: int) -> Iterator[None]:
-    """An exchange that does not take place names its peer."""
-    try:
-        yield
-    except TransportError as error:
-        error.peer = peer
-        raise
+    @contextmanager
+    def _noting(self, peer: int) -> Iterator[None]:
+        try:
+            yield
+        except TransportError as error:
+            self.errors[peer] = error
 
 
 class Serving:

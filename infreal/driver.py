@@ -15,7 +15,7 @@ from itertools import count
 from infreal.clocks import Clock
 from infreal.dist_attention import Serving
 from infreal.executor import Executor
-from infreal.layout import freeze, lent_blocks, reads_by_creditor
+from infreal.layout import Frozen, freeze, lent_blocks
 from infreal.model import Decoder
 from infreal.moves import Move, Moves, start_store
 from infreal.requests import Requests
@@ -116,6 +116,7 @@ class InProcess:
         self._messages: deque[tuple[Address, Event]] = deque()
         self._calls: list[tuple[float, int, Callable[[], None]]] = []  # heap of (time, number, what to do)
         self._due_s: dict[Address, float] = {}  # next deadline of each machine
+        self._frozen: dict[int, Frozen] = {}  # the last step of each instance
         self._sessions: dict[tuple[int, int], Session] = {}  # (creditor, reader) → the read of its step
         self._numbers = count(1)
         self._progress_s = 0.0
@@ -169,16 +170,17 @@ class InProcess:
         return bool(busy)
 
     def _take_turn(self, instance: int) -> None:
-        executor = self.executors[instance]
+        executor, frozen = self.executors[instance], self._frozen[instance]
         step = executor.step
         if step is None:
             return
         try:
-            done = executor.proceed()
+            done = executor.give_up() if step.is_over else executor.proceed(frozen.added())
         except TransportError:
-            done = executor.abort()
+            done = executor.give_up()
         self._progress_s = self.clock.now_s()
         if done.ended:
+            executor.end()
             self._close_reads(instance)
             if self.books.observer:
                 self.books.observer.span(instance, step.start_s, self._progress_s, step.command)
@@ -224,18 +226,18 @@ class InProcess:
     # ---- reads ---------------------------------------------------------------------------------------------------------------
     def _start_step(self, debtor: int, command: StartIterations) -> None:
         """Open the step's reads at its creditors, and get ready for its iterations."""
-        rows = freeze(self.machines.rmanagers[debtor], command)
+        frozen = self._frozen[debtor] = freeze(self.machines.rmanagers[debtor], command)
         served, stale = {}, ()
-        for creditor, read in sorted(reads_by_creditor(rows).items()):
+        for creditor, read in frozen.reads.items():
             number = next(self._numbers)
             refused = self._open_read(debtor, creditor, number, read.loans)
             if not refused:
                 manager, executor = self.machines.rmanagers[creditor], self.executors[creditor]
                 tables = [lent_blocks(manager, row.reads) for row in read.rows]
                 self._sessions[creditor, debtor] = Session(number, executor.serve(read.rows, tables))
-                served[creditor] = (number, read)
+                served[creditor] = (number, read.tokens)
             stale += refused
-        self.executors[debtor].start(command, rows, served, stale)
+        self.executors[debtor].start(command, frozen.rows, served, stale)
 
     def _open_read(
         self, debtor: int, creditor: int, number: int, loans: tuple[tuple[LoanId, int], ...]

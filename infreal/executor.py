@@ -6,7 +6,7 @@ the managers' messages is the driver's business.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ import torch
 
 from infreal.dist_attention import ANSWER, ENDED, QUERY, DistAttention, Query, RemotePart, Serving, tag_of
 from infreal.kernels import gather_blocks, scatter_blocks
-from infreal.layout import Read, ReadRow, StepRow
+from infreal.layout import ReadRow, StepRow
 from infreal.model import Attend, Decoder, Row, make_batch
 from infreal.transport import Transport, TransportError
 from perfmodel.messages import IterationsDone, LoanId, StartIterations
@@ -43,6 +43,14 @@ class Text:
         return self.ids[self.num_prompt :]
 
 
+class Unanswered(TransportError):
+    """An iteration is void, since these creditors have not answered some rank. errors: what this one has seen, by creditor."""
+
+    def __init__(self, peers: Sequence[int], errors: Mapping[int, TransportError]) -> None:
+        super().__init__("; ".join(map(str, errors.values())) or f"{list(peers)} have not answered another rank")
+        self.peers, self.errors = peers, errors
+
+
 @dataclass(slots=True)
 class Step:
     """The step in progress. num_iterations: how many it will have, as known now; begun, done: iterations."""
@@ -55,6 +63,11 @@ class Step:
     stale: tuple[LoanId, ...] = ()
     begun: int = 0
     done: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """No iteration of it will begin: it was cut, is not served, or has had its iterations."""
+        return bool(self.stale) or self.done >= self.num_iterations
 
 
 @dataclass(slots=True)
@@ -88,13 +101,14 @@ class Executor:
         self,
         command: StartIterations,
         rows: list[StepRow],
-        reads: dict[int, tuple[int, Read]],
+        reads: Mapping[int, tuple[int, Sequence[int]]],
         stale: tuple[LoanId, ...] = (),
     ) -> None:
-        """reads: creditor → (number of the read, what is read there); stale: loans that are not served after all."""
+        """reads: creditor → (number of the read, which tokens of the batch read there); stale: loans that are not served after
+        all."""
         assert self.step is None, f"step {self.step} has not ended"
         device = self.kv_pool.device
-        parts = [RemotePart(c, number, torch.tensor(read.tokens, device=device)) for c, (number, read) in reads.items()]
+        parts = [RemotePart(c, number, torch.tensor(tokens, device=device)) for c, (number, tokens) in reads.items()]
         self.step = Step(command, rows, parts, self.now_s(), command.max_iterations, stale)
 
     def cut(self) -> None:
@@ -103,29 +117,30 @@ class Executor:
         if step is not None:
             step.num_iterations = min(step.num_iterations, step.begun)
 
-    def proceed(self) -> IterationsDone:
-        """One iteration of the step in progress, or its end where it was cut or is not served. Raises TransportError."""
+    def proceed(self, added: Sequence[Sequence[int]]) -> IterationsDone:
+        """One iteration of the step in progress. added: blocks that each row has got since the last one. Raises Unanswered."""
         step = self.step
         assert step is not None, "no step is in progress"
-        if step.stale or step.done >= step.num_iterations:
-            return self.abort()
         started_s = self.now_s()
         self.num_iterations += 1
         step.begun += 1
-        finished, wait_s = self._iterate(step)
+        finished, wait_s = self._iterate(step, added)
         step.done += 1
         seconds = self.now_s() - started_s
         self.busy_s += seconds
-        ended = bool(finished) or step.done >= step.num_iterations
-        if ended:
-            self.step = None
+        ended = bool(finished) or step.is_over
         return IterationsDone(step.command.step, 1, finished, ended, wait_s, iteration_s=seconds)
 
-    def abort(self) -> IterationsDone:
-        """End the step without a further token: it was cut, a read is not served, or a peer does not answer."""
+    def give_up(self) -> IterationsDone:
+        """The step ends without a further token: it is over, or a peer does not answer."""
+        assert self.step is not None, "no step is in progress"
+        return IterationsDone(self.step.command.step, 0, (), ended=True, stale=self.step.stale)
+
+    def end(self) -> Step:
+        """Nothing is in progress any more. Returns the step that was."""
         assert self.step is not None, "no step is in progress"
         step, self.step = self.step, None
-        return IterationsDone(step.command.step, 0, (), ended=True, stale=step.stale)
+        return step
 
     def end_reads(self, parts: Sequence[RemotePart]) -> None:
         """Tell creditors on the data plane that a step has ended. Who is not there needs no word."""
@@ -135,15 +150,17 @@ class Executor:
             with suppress(TransportError):
                 self.transport.send(part.peer, tag_of(QUERY, part.read), query.message)
 
-    def _iterate(self, step: Step) -> tuple[tuple[int, ...], float]:
+    def _iterate(self, step: Step, added: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], float]:
         """Compute one iteration and append its tokens. Returns the requests that have finished, and the time spent waiting."""
-        if step.done:
-            for row in step.rows:
-                row.advance()
+        for row, blocks in zip(step.rows, added, strict=True):
+            row.blocks += blocks
+            row.position += 1 if step.done else 0
         batch = make_batch([self._row(row) for row in step.rows], self.block_tokens, self.kv_pool.device)
         local = self.decoder.local_attention(batch, self.kv_pool, self.backend)
         dist = DistAttention(local, step.parts, self.transport, self.now_s, self.deadline_s) if step.parts else None
         logits = self.decoder.forward(batch, self._breathing(dist or local))
+        if dist and dist.errors:
+            raise Unanswered(list(dist.errors), dist.errors)
         finished = []
         yielding = [row for row in step.rows if row.yields]
         for row, token, line in zip(yielding, logits.argmax(-1).tolist(), logits, strict=True):

@@ -1,4 +1,4 @@
-"""A host as a Ray actor: nothing but the calls. Imported where Ray is."""
+"""A host, or another rank of an instance, as a Ray actor: nothing but the calls. Imported where Ray is."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from infreal.actors.fleet import Birth, Nest, Setup, Work
+from infreal.actors.fleet import Birth, Nest, Seat, Setup, Work
 from infreal.actors.mail import Page
 from perfmodel.messages import Address
 
@@ -27,9 +27,9 @@ def pin_to(index: int) -> None:
 
 @ray.remote(concurrency_groups={"control": 1, "diary": 1}, max_restarts=0)
 class Actor:
-    """One host. Control messages are delivered in the order in which each sender sent them."""
+    """One seat. Control messages are delivered in the order in which each sender sent them."""
 
-    def __init__(self, address: Address, setup: Setup, work: Work | None) -> None:
+    def __init__(self, seat: Seat, setup: Setup, work: Work | None) -> None:
         self._peers: dict[Address, Any] = {}
         self._zero_s = 0.0
         self._begun = threading.Event()
@@ -38,8 +38,8 @@ class Actor:
 
             torch.set_num_threads(1)
             if work.pinned:
-                pin_to(address)
-        self._nest = Nest(address, setup, work, self._now_s)
+                pin_to(seat.address * work.num_ranks + seat.rank)
+        self._nest = Nest(seat, setup, work, self._now_s)
 
     def clock_s(self) -> float:
         return time.monotonic()
@@ -70,6 +70,12 @@ class Actor:
     @ray.method(concurrency_group="diary")
     def collect(self, wait_s: float) -> Page:
         return self._host.host.collect(wait_s)
+
+    @ray.method(concurrency_group="diary")
+    def outlive(self) -> None:
+        """Of a follower: returns when it has ended."""
+        self._begun.wait()
+        self._host.wait()
 
     def _now_s(self) -> float:
         return time.monotonic() - self._zero_s

@@ -7,26 +7,30 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from infreal.dist_attention import tag_of
 from infreal.executor import Executor
 from infreal.transport import TransportError
+from perfmodel.messages import TransferId
 
 PIECE_BLOCKS = 16  # in one message, where the pace does not say less
 NOTHING = 0
+INCARNATIONS = 4  # of one debtor whose copies are told apart
+
+
+def copy_tag(kind: int, transfer: TransferId) -> int:
+    """Transfers are numbered anew in each incarnation of their debtor."""
+    return tag_of(kind, transfer.number * INCARNATIONS + transfer.debtor_incarnation % INCARNATIONS)
 
 
 def send_copy(
     executor: Executor, peer: int, tag: int, blocks: Sequence[int], pace_blocks: int, wait: Callable[[], None]
 ) -> None:
     """pace_blocks: in a message, 0: as fits; wait() is called before each, and returns when it may go. Raises TransportError."""
-    piece = min(pace_blocks or PIECE_BLOCKS, len(blocks))
-    send_header(executor, peer, tag, piece)
-    for first in range(0, len(blocks), piece):
+    piece = min(pace_blocks or PIECE_BLOCKS, len(blocks)) or NOTHING
+    executor.transport.send(peer, tag, torch.tensor([piece]))
+    for first in range(0, len(blocks), piece or 1):
         wait()
         executor.send_blocks(peer, tag, blocks[first : first + piece])
-
-
-def send_header(executor: Executor, peer: int, tag: int, piece_blocks: int) -> None:
-    executor.transport.send(peer, tag, torch.tensor([piece_blocks]))
 
 
 def receive_copy(executor: Executor, peer: int, tag: int, blocks: Sequence[int], patience: float) -> bool:

@@ -10,6 +10,8 @@ from perfmodel.cluster import ClusterSpec, build_dispatcher, build_gmanager, bui
 from perfmodel.messages import DISPATCHER, GMANAGER, Address
 
 if TYPE_CHECKING:
+    from infreal.actors.channel import Channel
+    from infreal.actors.follower import Follower
     from infreal.actors.instance import Instance
     from infreal.executor import Executor
     from infreal.model import Decoder
@@ -34,13 +36,33 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
+class Seat:
+    """Whose place it is: a host's, or that of one rank of an instance. life: how often the address has been made by now."""
+
+    address: Address
+    rank: int = 0
+    life: int = 1
+
+
+class Net(Protocol):
+    """The data planes of a run, for whoever sits where."""
+
+    def pairs(self, seat: Seat) -> "Transport":
+        """Its end of the pairs of instances: the same rank of each, a rank of the transport is an instance."""
+
+    def control(self, seat: Seat) -> "Transport":
+        """Its end between the ranks of its instance, in this life."""
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
-    """What an instance needs besides. make_transport(rank): its end of the data plane · pinned: to one core of its node ·
-    prepare(instance): called before it starts (tests)."""
+    """What an instance needs besides. num_ranks: of it · pinned: to one core of its node, each rank · prepare(instance): called
+    before it starts (tests)."""
 
     make_decoder: "Callable[[], Decoder]"
     requests: "Requests"
-    make_transport: "Callable[[int], Transport]"
+    net: Net
+    num_ranks: int = 1
     backend: str = "torch"
     pinned: bool = False
     prepare: "Callable[[Instance], None] | None" = None
@@ -57,20 +79,27 @@ class Birth:
 
 
 class Nest:
-    """A place for a host: holds what takes long to make, so that the host itself can begin at once. work: of an instance."""
+    """A place for a host, or a follower of one: holds what takes long to make, so that it can begin at once. work: of an
+    instance."""
 
-    def __init__(self, address: Address, setup: Setup, work: Work | None, now_s: Clock) -> None:
-        self.setup, self.work, self.now_s, self.spec = setup, work, now_s, setup.make_spec()
-        self.executor = None if work is None else self._make_executor(address, work)
+    def __init__(self, seat: Seat, setup: Setup, work: Work | None, now_s: Clock) -> None:
+        self.seat, self.setup, self.work, self.now_s, self.spec = seat, setup, work, now_s, setup.make_spec()
+        self.executor = None if work is None else self._make_executor(work)
+        self.channel = None if work is None or work.num_ranks == 1 else self._make_channel(work)
 
-    def _make_executor(self, rank: int, work: Work) -> "Executor":
+    def _make_executor(self, work: Work) -> "Executor":
         from infreal.executor import Executor  # coordinators need no torch
 
         decoder = work.make_decoder()
         pool = decoder.new_pool(self.spec.num_blocks, self.spec.instance.block_tokens)
-        return Executor(decoder, pool, work.backend, work.make_transport(rank), self.now_s, self.setup.deadline_s)
+        return Executor(decoder, pool, work.backend, work.net.pairs(self.seat), self.now_s, self.setup.deadline_s)
 
-    def make_host(self, birth: Birth, post: Post) -> "Host | Instance":
+    def _make_channel(self, work: Work) -> "Channel":
+        from infreal.actors.channel import Channel
+
+        return Channel(work.net.control(self.seat))
+
+    def make_host(self, birth: Birth, post: Post) -> "Host | Instance | Follower":
         """A host that is not started yet."""
         spec, options = self.spec, {"full": self.setup.full, "check": self.setup.check}
         if birth.address == DISPATCHER:
@@ -78,18 +107,22 @@ class Nest:
         if birth.address == GMANAGER:
             gmanager = build_gmanager(spec, birth.incarnation, birth.now_s)
             return Host(GMANAGER, gmanager, self.now_s, post, **options)
+        from infreal.actors.follower import Follower
         from infreal.actors.instance import Instance
 
-        assert self.executor is not None and self.work is not None, "an instance has an executor"
+        work, executor, channel = self.work, self.executor, self.channel
+        assert executor is not None and work is not None, "an instance has an executor"
         if birth.incarnation > 1:
             for peer in set(range(spec.num_instances)) - {birth.address}:
-                self.executor.transport.reset(peer)
+                executor.transport.reset(peer)
+        if self.seat.rank:
+            assert channel is not None, "ranks that are several have a channel"
+            return Follower(executor, work.requests, channel)
         machine = build_rmanager(spec, birth.address, birth.incarnation, birth.now_s)
-        instance = Instance(
-            machine, self.work.requests, self.executor, post, incarnations=dict(birth.others), **options
-        )
-        if self.work.prepare is not None:
-            self.work.prepare(instance)
+        ranks = {"channel": channel, "num_ranks": work.num_ranks, "incarnations": dict(birth.others)}
+        instance = Instance(machine, work.requests, executor, post, **ranks, **options)
+        if work.prepare is not None:
+            work.prepare(instance)
         return instance
 
 
@@ -117,7 +150,7 @@ News = Ready | Died | Collected
 
 
 class Fleet(Protocol):
-    """Runs the hosts of a run: in threads, or as actors."""
+    """Runs the hosts of a run: in threads, or as actors. All ranks of an instance are one host to those who use a fleet."""
 
     def now_s(self) -> float:
         """Time of the run, the same for all hosts; 0 until `set_off`."""

@@ -18,6 +18,7 @@ from infreal.actors.mail import (
     Heard,
     Look,
     Looked,
+    Lost,
     Output,
     Renewed,
     ResetPair,
@@ -216,6 +217,10 @@ class Head:
             case Renewed(peer, number):
                 self._renewing.discard((address, peer, number))
                 self._suspected = [s for s in self._suspected if s[:2] != (address, peer)]  # of the former generation
+            case Lost(t_s, why):
+                if member.alive and t_s > member.begun_s:  # once, and not of one before
+                    self.fleet.kill(address)
+                    self._lose(member, why)
             case Failed(text):
                 raise RunError(f"{machine_name(address)} is broken: {text}")
             case (what, t_s):

@@ -1,19 +1,21 @@
-"""Instance: a host and an executor at work beside each other: a thread for iterations, one for each read served and each copy.
+"""Instance: a host whose machine decides, and the ranks that carry it out: iterations, reads served, copies.
 
-It carries out what its manager decides, as the driver of one process does. Reads are agreed on in control messages before the first
-iteration of a step, and end on the data plane. Serving waits for queries alone, never for what is read elsewhere.
+Reads are agreed on in control messages before the first iteration of a step, and end on the data plane. Serving waits for queries
+alone, never for what is read elsewhere. Everything the ranks do is an order (`orders`), for an instance of one rank too.
 """
 
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any
 
-from infreal.actors.copies import NOTHING, receive_copy, send_copy, send_header
+from infreal.actors.channel import Channel
+from infreal.actors.copies import copy_tag
 from infreal.actors.host import Host, Post
 from infreal.actors.mail import (
+    Failed,
+    Lost,
     OpenFetch,
     OpenRead,
     Output,
@@ -26,12 +28,29 @@ from infreal.actors.mail import (
     State,
     Suspected,
 )
-from infreal.actors.pairs import Pairs
-from infreal.dist_attention import FETCH, STORE, Serving, tag_of
+from infreal.actors.orders import (
+    Accept,
+    BeginStep,
+    Broken,
+    Done,
+    Drop,
+    EndStep,
+    Gone,
+    Iterate,
+    ReceiveCopy,
+    Renew,
+    Report,
+    SendCopy,
+    ServeRead,
+    States,
+    Suspect,
+)
+from infreal.actors.ranks import Ranks
+from infreal.dist_attention import FETCH, STORE
 from infreal.executor import Executor, Step
-from infreal.layout import Read, StepRow, freeze, lent_blocks, reads_by_creditor
+from infreal.layout import Frozen, freeze, lent_blocks
 from infreal.requests import Requests
-from infreal.transport import PairReset, TransportError
+from infreal.transport import TransportError
 from perfmodel.messages import (
     DISPATCHER,
     POST_S,
@@ -57,30 +76,23 @@ from perfmodel.messages import (
 )
 from perfmodel.rmanager import RManager
 
-INCARNATIONS = 4  # of one debtor whose copies are told apart
-PATIENCE = 3.0  # deadlines: a peer that waits for another one itself is not silent
-
 
 @dataclass(slots=True)
 class Opening:
-    """A step whose reads are not all opened yet. states: of the pairs, see `Pairs` · waiting: creditors that have not answered."""
+    """A step whose reads are not all opened yet. reads: numbers, by creditor · states: of the pairs, see `Pairs` · waiting:
+    creditors that have not answered."""
 
     command: StartIterations
-    rows: list[StepRow]
-    reads: dict[int, tuple[int, Read]]
-    states: dict[int, int]
+    frozen: Frozen
+    reads: dict[int, int]
+    states: States
     waiting: set[int]
     stale: dict[int, tuple[LoanId, ...]] = field(default_factory=dict)
     cut: bool = False
 
 
-def copy_tag(kind: int, transfer: TransferId) -> int:
-    """Transfers are numbered anew in each incarnation of their debtor."""
-    return tag_of(kind, transfer.number * INCARNATIONS + transfer.debtor_incarnation % INCARNATIONS)
-
-
 class Instance:
-    """One instance of a cluster."""
+    """One instance of a cluster, in its rank 0. channel: to the other ranks, of `num_ranks` in all."""
 
     def __init__(
         self,
@@ -89,32 +101,45 @@ class Instance:
         executor: Executor,
         post: Post,
         *,
+        channel: Channel | None = None,
+        num_ranks: int = 1,
         incarnations: Mapping[Address, int] | None = None,
         full: bool = False,
         check: bool = False,
     ) -> None:
-        self.machine, self.requests, self.executor, self.post = machine, requests, executor, post
+        self.machine, self.executor, self.post = machine, executor, post
         self.address = machine.instance
         self.host = Host(
             self.address, machine, executor.now_s, post, perform=self._perform, look=self._look, full=full, check=check
         )
+        self.ranks = Ranks(executor, requests, self.host.spawn, self._note, channel, num_ranks)
+        self.pairs = self.ranks.own.pairs
         self._numbers = itertools.count(1)
         self._opening: Opening | None = None
+        self._frozen: Frozen | None = None  # of the step in progress
         self._stores: dict[TransferId, StartTransfer] = {}  # whose receiver is not ready yet
         self._go: SimpleQueue[None] = SimpleQueue()
-        self._iterated = threading.Condition()  # an iteration has begun, or a step has ended
-        self.pairs = executor.transport = Pairs(executor.transport)
-        self._agreed: dict[int, int] = {}  # states of the pairs in which the reads of the step in progress were opened
         self._incarnations = dict(incarnations or {})  # of peers, where it is not 1
         self._resets: dict[int, int] = {}  # peer → number of the last one
         self._early: list[
             OpenRead | OpenFetch | ReceiverReady
         ] = []  # from a state of a pair that is not known here yet
-        self._progress_s = 0.0
 
     def start(self) -> None:
         self.host.start()
         self.host.spawn(self._run_steps, "iterations")
+        self.ranks.start()
+
+    def _note(self, report: Report) -> None:
+        """What ranks report, for the head."""
+        now_s = self.host.now_s()
+        match report:
+            case Suspect(peer, why):
+                self.host.write(Suspected(now_s, peer, why), urgent=True)
+            case Gone(why):
+                self.host.write(Lost(now_s, why), urgent=True)
+            case Broken(text):
+                self.host.write(Failed(text), urgent=True)
 
     def deliver(self, item: Any) -> None:
         """An item from another host or the head."""
@@ -152,7 +177,7 @@ class Instance:
             req_id = item.message.request.req_id
             with self.host.lock:
                 if req_id not in self.machine.rows:
-                    self.executor.accept(req_id, self.requests.text(req_id))
+                    self.ranks.order(Accept(req_id))
 
     # ---- commands ------------------------------------------------------------------------------------------------------------
     def _perform(self, command: Command) -> None:
@@ -166,36 +191,39 @@ class Instance:
             case StartTransfer(transfer):
                 self._stores[transfer] = command
                 self.host.at(self.host.now_s() + POST_S, lambda: self._give_up(transfer))
-            case PostReceive(peer=peer):
-                states = self.pairs.states([peer])
-                self.host.spawn(lambda: self._receive_store(command, states), "receives")
-                self.post(command.peer, ReceiverReady(self.address, self._stamp(command.peer), command.transfer))
+            case PostReceive():
+                self._receive_store(command)
             case StartFetch():
                 self._start_fetch(command)
             case Send(_, RequestDone(_, outcome)):
-                text = self.executor.texts.pop(outcome.req_id, None)
-                if text is not None and outcome.status == "finished":
-                    self.post(DISPATCHER, Output(outcome.req_id, tuple(text.new_ids)))  # whose diary outlives this one
+                self._end_request(outcome.req_id, outcome.status == "finished")
+
+    def _end_request(self, req_id: int, has_finished: bool) -> None:
+        text = self.executor.texts.get(req_id)
+        if text is not None:
+            self.ranks.order(Drop(req_id))
+            if has_finished:
+                self.post(DISPATCHER, Output(req_id, tuple(text.new_ids)))  # whose diary outlives this one
 
     def _look(self) -> State:
         machine = self.machine
         at_rest = machine.at_rest and self.executor.step is None
         counters, work = replace(machine.counters), (self.executor.num_iterations, self.executor.busy_s)
-        return State(self.host.now_s(), counters, machine.sample(), at_rest, self._progress_s, *work)
+        return State(self.host.now_s(), counters, machine.sample(), at_rest, self.ranks.own.progress_s, *work)
 
     # ---- steps ---------------------------------------------------------------------------------------------------------------
     def _start_step(self, command: StartIterations) -> None:
         """Open the step's reads at its creditors; it begins when all have answered."""
-        rows = freeze(self.machine, command)
-        reads = {c: (next(self._numbers), read) for c, read in sorted(reads_by_creditor(rows).items())}
-        self._opening = Opening(command, rows, reads, self.pairs.states(reads), set(reads))
-        for creditor, (number, read) in reads.items():
-            self.post(creditor, OpenRead(self.address, self._stamp(creditor), number, tuple(read.rows)))
+        frozen = freeze(self.machine, command)
+        numbers = {creditor: next(self._numbers) for creditor in frozen.reads}
+        self._opening = Opening(command, frozen, numbers, self.pairs.states(numbers), set(numbers))
+        for creditor, read in frozen.reads.items():
+            self.post(creditor, OpenRead(self.address, self._stamp(creditor), numbers[creditor], tuple(read.rows)))
         self._begin_if_open()
 
     def _note_opened(self, creditor: int, read: int, stale: tuple[LoanId, ...]) -> None:
         opening = self._opening
-        if opening is not None and creditor in opening.waiting and opening.reads[creditor][0] == read:
+        if opening is not None and creditor in opening.waiting and opening.reads[creditor] == read:
             opening.waiting.remove(creditor)
             if stale:
                 opening.stale[creditor] = stale
@@ -205,38 +233,37 @@ class Instance:
         opening = self._opening
         if opening is None or opening.waiting:
             return
-        self._opening, self._agreed = None, opening.states
-        served = {c: read for c, read in opening.reads.items() if c not in opening.stale}
+        self._opening, self._frozen = None, opening.frozen
+        reads = opening.frozen.reads
+        served = {c: (number, reads[c].tokens) for c, number in opening.reads.items() if c not in opening.stale}
         stale = tuple(loan for loans in opening.stale.values() for loan in loans)
-        self.executor.start(opening.command, opening.rows, served, stale)
+        self.ranks.order(BeginStep(opening.command, opening.frozen.rows, served, stale, opening.states))
         if opening.cut:
             self.executor.cut()
         self._go.put(None)
 
     def _run_steps(self) -> None:
         """The thread of iterations: the next one begins when the manager has heard of the last one."""
-        while True:
-            self._go.get()
-            while (step := self.executor.step) is not None:
-                self.host.hear(self._iterate(step))
+        try:
+            while True:
+                self._go.get()
+                while (step := self.executor.step) is not None:
+                    self.host.hear(self._iterate(step))
+        except TransportError as error:
+            self._note(Gone(str(error)))
 
     def _iterate(self, step: Step) -> IterationsDone:
-        executor, agreed = self.executor, self._agreed
-        with self._iterated:
-            self._iterated.notify_all()
-        try:
-            with self.pairs.bound(agreed):
-                done = executor.proceed()
-        except TransportError as error:
-            self._await_verdict(error, agreed if error.peer is None else {error.peer: agreed[error.peer]})
-            done = executor.abort()
-        self._progress_s = executor.now_s()
+        """One of all ranks together."""
+        assert self._frozen is not None
+        if step.is_over:
+            done = self.executor.give_up()
+        else:
+            added = self._frozen.added()
+            self.ranks.tell(Iterate(added))
+            done = self.ranks.own.iterate(added)
         if done.ended:
-            with self._iterated:
-                self._iterated.notify_all()
-            with self.pairs.bound(agreed):
-                executor.end_reads(step.parts)
-            self.host.write(Span(step.start_s, self._progress_s, step.command))
+            self.ranks.order(EndStep())
+            self.host.write(Span(step.start_s, self.ranks.own.progress_s, step.command))
         return done
 
     # ---- reads ---------------------------------------------------------------------------------------------------------------
@@ -246,20 +273,9 @@ class Instance:
             stale = self.host.ask(ReadStarted(item.reader, item.read, loans))
             tables = [] if stale else [lent_blocks(self.machine, row.reads) for row in item.rows]
         if not stale:
-            states = self.pairs.states([item.reader])
-            self.host.spawn(lambda: self._serve(item, tables, states), "serves")
+            serve = ServeRead(item.reader, item.read, item.rows, tables, self.pairs.states([item.reader]))
+            self.ranks.begin(serve, lambda done: self.host.hear(ReadEnded(item.reader, item.read)))
         self.post(item.reader, ReadOpened(self.address, item.read, stale))
-
-    def _serve(self, item: OpenRead, tables: list[list[int]], states: dict[int, int]) -> None:
-        executor = self.executor
-        serving = executor.serve(item.rows, tables)
-        layers = itertools.cycle(range(executor.decoder.config.num_layers))
-        self._exchange(states, lambda: self._answer_all(serving, item, layers))
-        self.host.hear(ReadEnded(item.reader, item.read))
-
-    def _answer_all(self, serving: Serving, item: OpenRead, layers: Iterator[int]) -> None:
-        while self.executor.answer(serving, item.reader, item.read, next(layers), PATIENCE):
-            pass
 
     # ---- copies --------------------------------------------------------------------------------------------------------------
     def _give_up(self, transfer: TransferId) -> None:
@@ -271,102 +287,48 @@ class Instance:
     def _send_store(self, item: ReceiverReady) -> None:
         with self.host.lock:
             store = self._stores.pop(item.transfer, None)
-        states = self.pairs.states([item.creditor])
-        self.host.spawn(lambda: self._stream(item, store, states), "sends")
-
-    def _stream(self, item: ReceiverReady, store: StartTransfer | None, states: dict[int, int]) -> None:
-        tag = copy_tag(STORE, item.transfer)
+        tag, states = copy_tag(STORE, item.transfer), self.pairs.states([item.creditor])
         if store is None:
-            self._exchange(states, lambda: send_header(self.executor, item.creditor, tag, NOTHING))
+            self.ranks.begin(SendCopy(item.creditor, tag, [], 0, states), lambda done: None)
             return
         pace = -(-store.tokens_per_iteration // self.executor.block_tokens)
-        wait = self._pacer() if pace else lambda: None
-        sent = self._exchange(states, lambda: send_copy(self.executor, item.creditor, tag, store.blocks, pace, wait))
-        self.host.hear(TransferDone(store.transfer, store.loan, ok=sent))
+        send = SendCopy(item.creditor, tag, list(store.blocks), pace, states)
+        self.ranks.begin(send, lambda done: self._end_copy(store.transfer, store.loan, done))
 
-    def _pacer(self) -> Callable[[], None]:
-        """Returns once an iteration, or at once where nothing runs."""
-        sent_in = -1
+    def _receive_store(self, command: PostReceive) -> None:
+        peer, transfer, states = command.peer, command.transfer, self.pairs.states([command.peer])
+        if transfer.debtor_incarnation == self._known(peer).incarnation:
+            receive = ReceiveCopy(peer, copy_tag(STORE, transfer), list(command.blocks), states)
+            self.ranks.begin(receive, lambda done: self._end_copy(transfer, command.loan, done))
+        else:
+            self.host.spawn(lambda: self._end_copy(transfer, command.loan, Done(0, ok=False)), "refuses")
+        self.post(peer, ReceiverReady(self.address, self._stamp(peer), transfer))
 
-        def wait() -> None:
-            nonlocal sent_in
-            executor = self.executor
-            with self._iterated:
-                free = lambda: executor.step is None or executor.num_iterations != sent_in  # noqa: E731
-                self._iterated.wait_for(free, executor.deadline_s)
-            sent_in = executor.num_iterations
-
-        return wait
-
-    def _receive_store(self, command: PostReceive, states: dict[int, int]) -> None:
-        tag = copy_tag(STORE, command.transfer)
-        is_current = command.transfer.debtor_incarnation == self._known(command.peer).incarnation
-        came = is_current and self._exchange(
-            states, lambda: receive_copy(self.executor, command.peer, tag, command.blocks, PATIENCE)
-        )
-        self.host.hear(TransferDone(command.transfer, command.loan, ok=came))
+    def _end_copy(self, transfer: TransferId, loan: LoanId, done: Done) -> None:
+        """Every rank has sent or stored its part, or some have not. A Store that the sender gave up has no data and is not ok."""
+        self.host.hear(TransferDone(transfer, loan, ok=done.ok))
 
     def _start_fetch(self, command: StartFetch) -> None:
-        end = command.first + len(command.blocks)
-        number = next(self._numbers)
+        peer, transfer, end = command.peer, command.transfer, command.first + len(command.blocks)
         self.post(
-            command.peer,
-            OpenFetch(
-                self.address, self._stamp(command.peer), number, command.transfer, command.loan, command.first, end
-            ),
+            peer,
+            OpenFetch(self.address, self._stamp(peer), next(self._numbers), transfer, command.loan, command.first, end),
         )
-        states = self.pairs.states([command.peer])
-        self.host.spawn(lambda: self._receive_fetch(command, states), "fetches")
-
-    def _receive_fetch(self, command: StartFetch, states: dict[int, int]) -> None:
-        tag, stale = copy_tag(FETCH, command.transfer), False
-
-        def receive() -> bool:
-            nonlocal stale
-            came = receive_copy(self.executor, command.peer, tag, command.blocks, PATIENCE)
-            stale = not came
-            return came
-
-        came = self._exchange(states, receive)
-        self.host.hear(TransferDone(command.transfer, command.loan, ok=came, stale=stale))
+        states = self.pairs.states([peer])
+        receive = ReceiveCopy(peer, copy_tag(FETCH, transfer), list(command.blocks), states)
+        self.ranks.begin(
+            receive, lambda d: self.host.hear(TransferDone(transfer, command.loan, ok=d.ok, stale=d.nothing))
+        )
 
     def _open_fetch(self, item: OpenFetch) -> None:
         with self.host.lock:
             stale = self.host.ask(ReadStarted(item.reader, item.read, ((item.loan, item.end),)))
             blocks = [] if stale else lent_blocks(self.machine, ((item.loan, item.end),))[item.first :]
-        states = self.pairs.states([item.reader])
-        self.host.spawn(lambda: self._send_fetch(item, blocks, states), "sends")
-
-    def _send_fetch(self, item: OpenFetch, blocks: list[int], states: dict[int, int]) -> None:
-        tag = copy_tag(FETCH, item.transfer)
-        if not blocks:
-            self._exchange(states, lambda: send_header(self.executor, item.reader, tag, NOTHING))
-            return
-        self._exchange(states, lambda: send_copy(self.executor, item.reader, tag, blocks, 0, lambda: None))
-        self.host.hear(ReadEnded(item.reader, item.read))
-
-    def _exchange(self, states: dict[int, int], work: Callable[[], bool | None]) -> bool:
-        """Whether it took place, and what it returned; a failure has been judged by then. states: in which it was agreed on."""
-        try:
-            with self.pairs.bound(states):
-                came = work()
-        except TransportError as error:
-            self._await_verdict(error, states)
-            return False
-        self._progress_s = self.executor.now_s()
-        return came is not False
+        send = SendCopy(item.reader, copy_tag(FETCH, item.transfer), blocks, 0, self.pairs.states([item.reader]))
+        ended = ReadEnded(item.reader, item.read)
+        self.ranks.begin(send, lambda done: self.host.hear(ended) if blocks else None)
 
     # ---- peers ---------------------------------------------------------------------------------------------------------------
-    def _await_verdict(self, error: TransportError, states: dict[int, int]) -> None:
-        """An exchange has failed: the head finds out who is alive, and has lost peers forgotten and pairs made again.
-
-        Nothing that rests on the exchange is reported before, since it would be tried again at once.
-        """
-        if not isinstance(error, PairReset):
-            for peer in self.pairs.unchanged(states):
-                self.host.write(Suspected(self.host.now_s(), peer, str(error)), urgent=True)
-        self.pairs.wait_for_change(states, PATIENCE * self.executor.deadline_s)
-
     def _stamp(self, peer: int) -> Stamp:
         """What goes with a word to this peer."""
         return Stamp(self.machine.incarnation, self._resets.get(peer, 0))
@@ -390,10 +352,10 @@ class Instance:
 
     def _renew_pair(self, peer: int, number: int) -> None:
         """Join its next generation; what was under way in the last one has failed."""
+        renewed = Renewed(peer, number)
         with self.host.lock:
-            self.pairs.reset(peer)
             self._resets[peer] = number
-            self.host.write(Renewed(peer, number), urgent=True)
+            self.ranks.begin(Renew(peer), lambda done: self.host.write(renewed, urgent=True))
         self._take_up()
 
     def _forget(self, peer: int) -> None:
@@ -402,5 +364,5 @@ class Instance:
             self.host.hear(PeerLost(peer))
             opening = self._opening
             if opening is not None and peer in opening.waiting:
-                number, read = opening.reads[peer]
-                self._note_opened(peer, number, tuple(loan for loan, _ in read.loans))
+                loans = tuple(loan for loan, _ in opening.frozen.reads[peer].loans)
+                self._note_opened(peer, opening.reads[peer], loans)

@@ -154,13 +154,21 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """A rank of this instance has lost another one: the instance cannot go on."""
+
+    t_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The host itself is broken; text: the traceback."""
 
     text: str
 
 
-Entry = Heard | Span | Output | Looked | Suspected | Renewed | Failed
+Entry = Heard | Span | Output | Looked | Suspected | Renewed | Lost | Failed
 
 
 @dataclass(frozen=True, slots=True)

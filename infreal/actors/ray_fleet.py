@@ -1,6 +1,10 @@
-"""The hosts of a run as actors of a Ray cluster, in a placement group: an instance a bundle. Imported where Ray is."""
+"""The hosts of a run as actors of a Ray cluster, in a placement group: an instance a bundle, so that its ranks share a node.
+
+Imported where Ray is.
+"""
 
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from infreal.actors.actor import Actor, boot_id
-from infreal.actors.fleet import PAGE_S, Birth, Collected, Died, News, Ready, Setup, Work
+from infreal.actors.fleet import PAGE_S, Birth, Collected, Died, News, Ready, Seat, Setup, Work
 from infreal.actors.mail import Page
 from perfmodel.errors import InputError
 from perfmodel.messages import Address
@@ -30,20 +34,24 @@ class Call:
 
 
 class RayFleet:
-    """needs: what one instance takes of a node, as Ray counts it."""
+    """needs: what one rank of an instance takes of a node, as Ray counts it."""
 
     def __init__(self, setup: Setup, work: Work, num_instances: int, needs: dict[str, float]) -> None:
-        check_room(num_instances, needs)
-        self._setup, self._work = setup, ray.put(work)
+        self._setup, self._work, self._num_ranks = setup, ray.put(work), work.num_ranks
         self._needs = needs
-        self._group = placement_group([needs] * num_instances, strategy="PACK")
-        self._handles: dict[Address, Any] = {}  # of those that live
-        self._offsets_s: dict[Address, float] = {}  # of an actor's clock against this one
+        instance_needs = {name: work.num_ranks * amount for name, amount in needs.items()}
+        check_room(num_instances, instance_needs)
+        self._group = placement_group([instance_needs] * num_instances, strategy="PACK")
+        self._ranks: dict[Address, list[Any]] = {}  # handles of those that live; a coordinator is one rank
+        self._lives: Counter[Address] = Counter()
+        self._offsets_s: dict[Any, float] = {}  # of an actor's clock against this one
         self._calls: dict[Any, Call] = {}
         self._zero_s: float | None = None
         if not self._group.wait(PLACE_S):
             self.close()
-            raise InputError(f"--ray: no room for {num_instances} instances of {say(needs)} within {PLACE_S:g} s")
+            raise InputError(
+                f"--ray: no room for {num_instances} instances of {say(instance_needs)} within {PLACE_S:g} s"
+            )
 
     def now_s(self) -> float:
         return 0.0 if self._zero_s is None else time.monotonic() - self._zero_s
@@ -54,30 +62,37 @@ class RayFleet:
             place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=address)
             cpus, gpus = self._needs.get("CPU", 0), self._needs.get("GPU", 0)
             options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": place}
-        handle = Actor.options(**options).remote(address, self._setup, self._work if address >= 0 else None)
-        self._handles[address] = handle
-        self._ask(address, handle.boot_id.remote())
+        self._lives[address] += 1
+        work, num_ranks = (self._work, self._num_ranks) if address >= 0 else (None, 1)
+        seats = [Seat(address, rank, self._lives[address]) for rank in range(num_ranks)]
+        self._ranks[address] = [Actor.options(**options).remote(seat, self._setup, work) for seat in seats]
+        for handle in self._ranks[address]:
+            self._ask(address, handle, handle.boot_id.remote())
 
     def begin(self, births: list[Birth]) -> None:
         if self._zero_s is None:
             self._zero_s = time.monotonic()
         new = {birth.address for birth in births}
-        for address, handle in self._handles.items():
+        hosts = {address: ranks[0] for address, ranks in self._ranks.items()}
+        for address, handle in hosts.items():
             if address not in new:
                 for other in new:
-                    handle.meet.remote(other, self._handles[other])
+                    handle.meet.remote(other, hosts[other])
         begun = []
         for birth in births:
-            zero_s = self._zero_s + self._offsets_s[birth.address]
-            begun.append(self._handles[birth.address].begin.remote(birth, zero_s, dict(self._handles)))
-        for birth, call in zip(births, begun, strict=True):
+            for handle in self._ranks[birth.address]:
+                begun.append(handle.begin.remote(birth, self._zero_s + self._offsets_s[handle], hosts))
+        for call in begun:
             with suppress(RayActorError):  # its diary will say so
                 ray.get(call)
+        for birth in births:
             self._collect(birth.address)
+            for handle in self._ranks.get(birth.address, [])[1:]:
+                self._ask(birth.address, handle, handle.outlive.remote())
 
     def post(self, receiver: Address, item: Any) -> None:
-        if receiver in self._handles:
-            self._handles[receiver].deliver.remote(item)
+        if receiver in self._ranks:
+            self._ranks[receiver][0].deliver.remote(item)
 
     def news(self, timeout_s: float) -> list[tuple[Address, News]]:
         refs = list(self._calls)
@@ -88,39 +103,47 @@ class RayFleet:
         return [(address, news) for address, news in found if news is not None]
 
     def _read(self, ref: Any) -> News | None:
-        """None: of a host that was ended."""
+        """None: of a host that was ended, or is not complete yet."""
         call = self._calls.pop(ref)
-        if self._handles.get(call.address) is not call.handle:
+        address, handle = call.address, call.handle
+        if handle not in self._ranks.get(address, ()):
             return None
         try:
             value = ray.get(ref)
         except RayError as error:
-            del self._handles[call.address]
-            return Died(next(iter(str(error).strip().splitlines()), type(error).__name__))
-        if not isinstance(value, Page):
-            self._offsets_s[call.address] = clock_offset_s(call.handle)
-            return Ready()
-        self._collect(call.address)
-        return Collected(value, call.asked_s)
+            return self._lose(address, next(iter(str(error).strip().splitlines()), type(error).__name__))
+        if value is None:
+            return self._lose(address, f"rank {self._ranks[address].index(handle)} has lost rank 0")
+        if isinstance(value, Page):
+            self._collect(address)
+            return Collected(value, call.asked_s)
+        self._offsets_s[handle] = clock_offset_s(handle)
+        return Ready() if all(rank in self._offsets_s for rank in self._ranks[address]) else None
+
+    def _lose(self, address: Address, why: str) -> Died:
+        """One rank less is one host less."""
+        self.kill(address)
+        return Died(why)
 
     def _collect(self, address: Address) -> None:
-        if address in self._handles:
-            self._ask(address, self._handles[address].collect.remote(PAGE_S))
+        if address in self._ranks:
+            handle = self._ranks[address][0]
+            self._ask(address, handle, handle.collect.remote(PAGE_S))
 
-    def _ask(self, address: Address, ref: Any) -> None:
-        self._calls[ref] = Call(address, self._handles[address], self.now_s())
+    def _ask(self, address: Address, handle: Any, ref: Any) -> None:
+        self._calls[ref] = Call(address, handle, self.now_s())
 
-    def pid_of(self, address: Address) -> int:
+    def pid_of(self, address: Address, rank: int = 0) -> int:
         """Process of a host, on its node."""
-        return int(ray.get(self._handles[address].pid.remote()))
+        return int(ray.get(self._ranks[address][rank].pid.remote()))
 
     def kill(self, address: Address) -> None:
-        handle = self._handles.pop(address, None)
-        if handle is not None:
+        for handle in self._ranks.pop(address, ()):
+            self._offsets_s.pop(handle, None)
             ray.kill(handle)
 
     def close(self) -> None:
-        for address in list(self._handles):
+        for address in list(self._ranks):
             self.kill(address)
         remove_placement_group(self._group)
 

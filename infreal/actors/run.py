@@ -4,13 +4,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 
 import ray
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from experiments.raycluster import LOCAL
-from infreal.actors.fleet import Setup, Work
+from infreal.actors.fleet import Seat, Setup, Work
 from infreal.actors.head import Head
 from infreal.actors.instance import Instance
 from infreal.actors.ray_fleet import RayFleet
@@ -43,20 +42,38 @@ class RayOptions:
 
     @property
     def needs(self) -> dict[str, float]:
-        """What one instance takes of a node."""
+        """What one rank of an instance takes of a node."""
         return {"CPU": 1} if self.device == "cpu" else {"CPU": 1, "GPU": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the instances of a run meet. secret: in front of all keys of the store, so that nobody meets them by accident ·
-    is_local: all on one machine."""
+class GlooNet:
+    """Where the ranks of a run meet. secret: in front of all keys of the store, so that nobody meets them by accident · is_local:
+    all on one machine."""
 
     host: str
     port: int
     secret: str
     is_local: bool
     carrier: str
+    num_instances: int
+    num_ranks: int
+
+    def pairs(self, seat: Seat) -> Transport:
+        store = self._store(f"pairs/{seat.rank}")
+        gloo = GlooTransport(seat.address, self.num_instances, store, self._own_host())
+        return NcclTransport(gloo, nccl_groups(store)) if self.carrier == "nccl" else gloo
+
+    def control(self, seat: Seat) -> Transport:
+        store = self._store(f"control/{seat.address}/{seat.life}")
+        return GlooTransport(seat.rank, self.num_ranks, store, self._own_host())
+
+    def _store(self, name: str) -> Store:
+        store = TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=JOIN_S))
+        return PrefixStore(f"{self.secret}/{name}", store)
+
+    def _own_host(self) -> str:
+        return self.host if self.is_local else ray.util.get_node_ip_address()
 
 
 def make_head(
@@ -71,21 +88,13 @@ def make_head(
     is_local = options.ray == LOCAL
     host = "127.0.0.1" if is_local else ray.util.get_node_ip_address()
     store = serve_store(host, timedelta(seconds=JOIN_S))
-    place = Place(host, store.port, secrets.token_hex(16), is_local, options.carrier)
-    join = partial(join_data_plane, place, spec.num_instances)
+    num_ranks = spec.instance.tensor_parallel
+    net = GlooNet(host, store.port, secrets.token_hex(16), is_local, options.carrier, spec.num_instances, num_ranks)
     setup = Setup(make_spec, options.deadline_s, full=observer is not None, check=options.check)
-    work = Work(make_decoder, requests, join, options.backend, options.pinned, options.prepare)
+    work = Work(make_decoder, requests, net, num_ranks, options.backend, options.pinned, options.prepare)
     fleet = RayFleet(setup, work, spec.num_instances, options.needs)
     fleet.store = store  # it lives as long as the fleet
     return Head(spec, requests, fleet, observer, options.deadline_s)
-
-
-def join_data_plane(place: Place, num_ranks: int, rank: int) -> Transport:
-    store = TCPStore(place.host, place.port, is_master=False, timeout=timedelta(seconds=JOIN_S))
-    own_host = place.host if place.is_local else ray.util.get_node_ip_address()
-    own_store = PrefixStore(place.secret, store)
-    gloo = GlooTransport(rank, num_ranks, own_store, own_host)
-    return NcclTransport(gloo, nccl_groups(own_store)) if place.carrier == "nccl" else gloo
 
 
 __all__ = ["RayOptions", "RunResult", "make_head"]

@@ -1,44 +1,78 @@
 """Runs on actors without Ray: every host in threads of this process, one mailman for each, a data plane of the same process."""
 
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 
 from pool_tools import Prompts, poison_free_blocks, reference, tiny_decoder
 
-from infreal.actors.fleet import PAGE_S, Collected, Died, Nest, Ready, Setup, Work
+from infreal.actors.fleet import PAGE_S, Collected, Died, Nest, Ready, Seat, Setup, Work
 from infreal.actors.head import Head
 from infreal.requests import Requests
 from infreal.transport.in_process import InProcessNetwork, InProcessTransport
 
 
-class ThreadFleet:
-    """A fleet in this process. `hosts`: those that live."""
+class ThreadNet:
+    """The data planes of a run in this process."""
 
-    def __init__(self, setup, work, network):
-        self.setup, self.work, self.network, self.hosts = setup, work, network, {}
-        self._nests, self._news, self._mail, self._zero_s = {}, SimpleQueue(), {}, None
+    def __init__(self, num_instances, num_ranks=1):
+        self.num_ranks = num_ranks
+        self._pairs = [InProcessNetwork(num_instances) for _ in range(num_ranks)]
+        self._controls, self._lock = {}, Lock()
+
+    def pairs(self, seat):
+        network = self._pairs[seat.rank]
+        network.lost.discard(seat.address)
+        return InProcessTransport(network, seat.address)
+
+    def control(self, seat):
+        with self._lock:
+            network = self._controls.setdefault((seat.address, seat.life), InProcessNetwork(self.num_ranks))
+        return network.endpoints[seat.rank]
+
+    def kill(self, seat):
+        self._pairs[seat.rank].kill(seat.address)
+        if self.num_ranks > 1:
+            self._controls[seat.address, seat.life].kill(seat.rank)
+
+
+class ThreadFleet:
+    """A fleet in this process. `hosts`: those that live; `followers`: their other ranks."""
+
+    def __init__(self, setup, work):
+        self.setup, self.work, self.net, self.hosts, self.followers = setup, work, work.net, {}, {}
+        self._nests, self._news, self._mail, self._zero_s, self._lives = {}, SimpleQueue(), {}, None, Counter()
         self.watch = None  # (receiver, item): called before an item is posted
 
     def now_s(self):
         return 0.0 if self._zero_s is None else time.monotonic() - self._zero_s
 
     def make(self, address):
-        self.network.lost.discard(address)
-        self._nests[address] = Nest(address, self.setup, self.work if address >= 0 else None, self.now_s)
+        self._lives[address] += 1
+        work, num_ranks = (self.work, self.work.num_ranks) if address >= 0 else (None, 1)
+        seats = [Seat(address, rank, self._lives[address]) for rank in range(num_ranks)]
+        with ThreadPoolExecutor(num_ranks) as pool:  # they meet
+            self._nests[address] = list(pool.map(lambda seat: Nest(seat, self.setup, work, self.now_s), seats))
         self._news.put((address, Ready()))
 
     def begin(self, births):
         self._zero_s = self._zero_s or time.monotonic()
         for birth in births:
-            self.hosts[birth.address] = self._nests[birth.address].make_host(birth, self.post)
+            host, *followers = [nest.make_host(birth, self.post) for nest in self._nests[birth.address]]
+            self.hosts[birth.address], self.followers[birth.address] = host, followers
+            if birth.address >= 0:
+                pools = [nest.executor.kv_pool for nest in self._nests[birth.address]]
+                poison_free_blocks(host.machine, *pools)
             self._mail[birth.address] = SimpleQueue()
         for birth in births:
             host = self.hosts[birth.address]
-            host.start()
+            for one in (host, *self.followers[birth.address]):
+                one.start()
             for work in (self._carry, self._collect):
                 Thread(target=work, args=(birth.address, host), daemon=True).start()
 
@@ -74,14 +108,18 @@ class ThreadFleet:
         if host is not None:
             host.host.close()
             self._mail[address].put(None)
-            if address >= 0:
-                self.network.kill(address)
+            for nest in self._nests[address] if address >= 0 else ():
+                self.net.kill(nest.seat)
 
     def die(self, address):
         """As of a fault: nobody has asked for it."""
         if address in self.hosts:
             self.kill(address)
             self._news.put((address, Died("killed by the test")))
+
+    def lose_rank(self, address, rank):
+        """As of a fault: the others find out by themselves."""
+        self.net.kill(self._nests[address][rank].seat)
 
     def close(self):
         for address in list(self.hosts):
@@ -105,10 +143,10 @@ class ActorRun:
     def __post_init__(self):
         self.prompts = Prompts(self.load, self.decoder.config.vocab_size)
         requests = Requests(self.load, self.prompts)
-        network = InProcessNetwork(self.spec.num_instances)
+        net = ThreadNet(self.spec.num_instances, self.spec.instance.tensor_parallel)
         setup = Setup(lambda: self.spec, self.deadline_s, full=self.observer is not None, check=True)
-        work = Work(lambda: self.decoder, requests, partial(InProcessTransport, network), prepare=poison)
-        self.fleet = ThreadFleet(setup, work, network)
+        work = Work(lambda: self.decoder, requests, net, net.num_ranks)
+        self.fleet = ThreadFleet(setup, work)
         self.head = Head(self.spec, requests, self.fleet, self.observer, self.deadline_s)
         self.machines = []
 

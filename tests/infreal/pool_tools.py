@@ -44,7 +44,7 @@ def tiny_decoder(num_layers=3, seed=0):
 
 def cluster(num_instances, num_blocks, model=None, **changes):
     """A spec of equal instances. Policies by name or as classes; `block_tokens` of the pool."""
-    block_tokens = changes.pop("block_tokens", BLOCK_TOKENS)
+    block_tokens, tensor_parallel = changes.pop("block_tokens", BLOCK_TOKENS), changes.pop("tensor_parallel", 1)
     instance = InstanceSpec(
         model or model_from_config("tiny", CONFIG, where="tiny"),
         load_gpu("a100-80gb"),
@@ -52,6 +52,7 @@ def cluster(num_instances, num_blocks, model=None, **changes):
         load_link("nvlink3"),
         load_link("ethernet-100g"),
         block_tokens=block_tokens,
+        tensor_parallel=tensor_parallel,
     )
     cost = cost_model(instance, "analytic", None)
     placement = changes.pop("placement", "greedy")
@@ -178,16 +179,17 @@ class Checked:
             assert manager.pool.free == self.spec.num_blocks
 
 
-def poison_free_blocks(manager, kv_pool):
-    """Whatever is free holds NaN, from the event on that frees it."""
-    kv_pool.fill_(torch.nan)
+def poison_free_blocks(manager, *kv_pools):
+    """Whatever is free holds NaN in the pools of all ranks, from the event on that frees it."""
+    for kv_pool in kv_pools:
+        kv_pool.fill_(torch.nan)
     handle, free = manager.handle, set(range(manager.pool.total))
 
     def poisoned(event, now_s):
         commands = handle(event, now_s)
         now_free = set(manager.pool.free_ids())
         fresh = sorted(now_free - free)
-        if fresh:
+        for kv_pool in kv_pools if fresh else ():
             kv_pool[fresh] = torch.nan
         free.clear()
         free.update(now_free)

@@ -10,13 +10,11 @@ from pool_tools import BLOCK_TOKENS, tiny_decoder
 
 from infreal.dist_attention import ANSWER, QUERY, DistAttention, Query, RemotePart, Serving, tag_of
 from infreal.executor import Executor, Text
-from infreal.layout import Read, ReadRow, StepRow
+from infreal.layout import ReadRow, StepRow
 from infreal.model import Row, make_batch
 from infreal.transport import TransportError
 from infreal.transport.in_process import CooperativeTransport, InProcessNetwork, run_ranks
-from perfmodel.batching import Row as Request
 from perfmodel.messages import LoanId, StartIterations
-from perfmodel.messages import Request as RequestFacts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 POOL_BLOCKS = 40
@@ -64,18 +62,18 @@ class Instances:
     def start(self, ids, position, num_new, held):
         """A step of the home: `num_new` tokens from `position` on."""
         loans = {c: LoanId(0, 1, c, 1, 1, 0) for c in range(1, len(self.executors)) if held[c]}
-        remote = tuple((loans[c], len(held[c])) for c in loans)
-        request = Request(RequestFacts(0, position), 1, 1, 0.0, position, 0)
         reads = {}
         for creditor, loan in loans.items():
             entry = ReadRow(num_new, ((loan, len(held[creditor])),))
-            reads[creditor] = (creditor, Read([entry], list(range(num_new))))
+            reads[creditor] = (creditor, list(range(num_new)))
             serving = self.executors[creditor].serve([entry], [held[creditor]])
             layers = iter(list(range(self.executors[0].decoder.config.num_layers)) * 2)
             self.sessions[creditor, 0] = (creditor, serving, layers)
         self.executors[0].accept(0, Text(list(ids), len(ids), 100))
         command = StartIterations(1, 1, 0, 0, (), 1, (), ())
-        self.executors[0].start(command, [StepRow(request, position, num_new, True, held[0], remote, 0)], reads)
+        self.executors[0].start(
+            command, [StepRow(0, position, num_new, True, held[0], sum(len(held[c]) for c in loans))], reads
+        )
 
 
 def partitions():
@@ -103,7 +101,7 @@ def test_any_partition_gives_the_logits_of_one_instance(num_instances, partition
     logits = []
     instances.executors[0].watch_logits = lambda req_id, line: logits.append(line)
     instances.start(ids, position, num_new, held)
-    instances.executors[0].proceed()
+    instances.executors[0].proceed([[]])
     torch.testing.assert_close(logits[0], expected[0], rtol=1e-5, atol=1e-5)
 
 
@@ -116,8 +114,8 @@ def test_a_creditor_that_does_not_answer_ends_the_iteration_by_its_deadline():
     instances.start(ids, 12, 1, held)
     instances.sessions.clear()
     with pytest.raises(TransportError, match="nothing came"):
-        instances.executors[0].proceed()
-    done = instances.executors[0].abort()
+        instances.executors[0].proceed([[]])
+    done = instances.executors[0].give_up()
     assert (done.num_iterations, done.ended, done.finished_ids) == (0, True, ())
     assert instances.executors[0].texts[0].new_ids == []
 
