@@ -52,6 +52,12 @@ class Partial:
         """The part (or parts) at an index of the leading dimension, without a copy."""
         return Partial(self.acc[index], self.m[index], self.e[index])
 
+    def copy_(self, other: "Partial") -> "Partial":
+        """Take over the state of another one of this shape."""
+        for name in ("acc", "m", "e"):
+            getattr(self, name).copy_(getattr(other, name))
+        return self
+
     def fill_neutral(self) -> "Partial":
         self.acc.zero_()
         self.m.fill_(-torch.inf)

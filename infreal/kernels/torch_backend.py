@@ -2,23 +2,25 @@
 
 A row's KV is worked off in segments that fit the cache. Within a segment, K and V are read where they lie whenever that
 makes matrix products of a useful size (`_tiles`), so no copy of the whole KV is ever made; the scores of a segment
-are the only scratch. Rows with little KV are worked off together instead (`torch_short_rows`): so many calls of torch for each
-row and layer would cost more than the copy. What the kernels' contract says of shapes is not repeated here.
+are the only scratch. Decode rows with little KV go through a compiled loop instead where numba is installed (`numba_decode`): so
+many calls of torch for each row and layer would cost more than reading it. What the kernels' contract says of shapes is not
+repeated here.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 
 from infreal.kernels.parallel import run_all
 from infreal.kernels.partial import Partial
 from infreal.kernels.sizes import ceil_div
-from infreal.kernels.torch_short_rows import micro_attention_together
 
 SEGMENT_TOKENS = 2048  # the scores of a segment (256 KB for 32 heads) stay in the L2 cache; measured: 256 to 2,048
 MIN_TILE_BYTES = 48 * 1024  # below this a copy into one matrix costs less than one more call per tile (about 4 µs)
 MIN_PART_BYTES = 2 << 20  # of K or V: about 0.2 ms of reading, several times what a task costs to hand over
+HAS_NUMBA = find_spec("numba") is not None
 PREFILL_SEGMENT_TOKENS = 8192  # of K and V copied at a time: 64 MB for 8 KV heads of 128
 
 KEYS, VALUES = 0, 1  # the third axis of the pool
@@ -41,28 +43,35 @@ def micro_attention(
 
     A row with enough KV is cut over the threads and merged, which depends on the row and the number of threads alone.
     """
-    out.fill_neutral()
     kv_heads = kv.shape[3]
     queries = (q.float() * scale).unflatten(1, (kv_heads, -1))
     states = Partial(*(t.unflatten(1, (kv_heads, -1)) for t in (out.acc, out.m, out.e)))
+    lengths = num_local_tokens.tolist()
+    short = [row for row, num_tokens in enumerate(lengths) if _is_short(num_tokens, kv)]
+    if short:
+        from infreal.kernels.numba_decode import attend_rows  # numba takes its time to load
+
+        attend_rows(queries, kv, block_table, num_local_tokens, short, states)
+    if len(short) < len(lengths):
+        rest = {row: num_tokens for row, num_tokens in enumerate(lengths) if not _is_short(num_tokens, kv)}
+        _attend_in_segments(queries, kv, block_table, rest, states)
+
+
+def _attend_in_segments(
+    queries: torch.Tensor, kv: torch.Tensor, block_table: torch.Tensor, lengths: dict[int, int], states: Partial
+) -> None:
+    """lengths: row of the batch → its tokens."""
     tasks: list[Callable[[], None]] = []
     cut_rows: list[tuple[int, Partial]] = []
-    lengths = num_local_tokens.tolist()
-    short = [row for row, num_tokens in enumerate(lengths) if num_tokens and _is_short(num_tokens, kv)]
-    if short:
-        _merge_rows(
-            micro_attention_together(queries, kv, block_table, {row: lengths[row] for row in short}), short, states
-        )
-    for row in sorted(set(range(len(lengths))) - set(short)):
-        num_tokens = lengths[row]
+    for row, num_tokens in lengths.items():
         num_parts = _num_parts(num_tokens, kv)
         rounds = ceil_div(num_tokens, num_parts * SEGMENT_TOKENS)  # equally many segments for each part
         segment_tokens = ceil_div(num_tokens, max(1, num_parts * rounds))
         segments = list(_segments(block_table[row], num_tokens, kv.shape[2], segment_tokens))
         if num_parts == 1:
-            tasks.append(partial(_add_segments, states[row], queries[row], kv, segments))
+            tasks.append(partial(_add_segments, states[row].fill_neutral(), queries[row], kv, segments))
             continue
-        parts = Partial.neutral((num_parts, *queries[row].shape), q.device)
+        parts = Partial.neutral((num_parts, *queries[row].shape), queries.device)
         cut_rows.append((row, parts))
         for i in range(num_parts):
             tasks.append(partial(_add_segments, parts[i], queries[row], kv, segments[i::num_parts]))
@@ -72,15 +81,18 @@ def micro_attention(
 
 
 def _is_short(num_tokens: int, kv: torch.Tensor) -> bool:
-    """Whether a row is worked off together with others: its blocks would be copied anyway, and one thread suffices for it."""
-    block_bytes = kv.shape[2] * kv.shape[3] * kv.shape[4] * 4
-    return kv.is_cpu and block_bytes < MIN_TILE_BYTES and num_tokens * block_bytes < MIN_PART_BYTES * kv.shape[2]
+    """Whether one thread suffices for a row, in the compiled loop."""
+    return kv.is_cpu and kv.dtype == torch.float32 and HAS_NUMBA and _side_bytes(num_tokens, kv) < MIN_PART_BYTES
+
+
+def _side_bytes(num_tokens: int, kv: torch.Tensor) -> int:
+    """Of the K, or the V, of so many tokens."""
+    return num_tokens * kv.shape[3] * kv.shape[4] * kv.itemsize
 
 
 def _num_parts(num_tokens: int, kv: torch.Tensor) -> int:
     """How many threads a row of so many tokens is worth."""
-    side_bytes = num_tokens * kv.shape[3] * kv.shape[4] * kv.itemsize
-    return max(1, min(torch.get_num_threads(), side_bytes // MIN_PART_BYTES)) if kv.is_cpu else 1
+    return max(1, min(torch.get_num_threads(), _side_bytes(num_tokens, kv) // MIN_PART_BYTES)) if kv.is_cpu else 1
 
 
 def _segments(
@@ -201,7 +213,9 @@ def _prefill_row(
         attention, lse = _attend(queries, keys, values, is_triangle, scale)
         attention, lse = (x.movedim(2, 0).flatten(1, 2) for x in (attention, lse))
         parts.append(Partial(attention, lse, torch.ones_like(lse)))
-    if parts:
+    if len(parts) == 1:
+        out.copy_(parts[0])
+    elif parts:
         merge(Partial.stack(parts), out)
 
 
@@ -236,13 +250,6 @@ def merge(parts: Partial, out: Partial) -> None:
     weights = torch.exp(parts.m - out.m)  # NaN where all parts are empty: not seen either
     torch.sum(torch.where(seen, parts.e * weights, 0.0), 0, out=out.e)
     torch.sum(torch.where(seen.unsqueeze(-1), parts.acc * weights.unsqueeze(-1), 0.0), 0, out=out.acc)
-
-
-def _merge_rows(parts: Partial, rows: list[int], out: Partial) -> None:
-    """Merge parts of some rows of a batch, `[parts, rows, …]`, into its state."""
-    merged = Partial.empty(parts.acc.shape[1:], parts.acc.device)
-    merge(parts, merged)
-    out.acc[rows], out.m[rows], out.e[rows] = merged.acc, merged.m, merged.e
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:

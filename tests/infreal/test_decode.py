@@ -194,13 +194,13 @@ def test_s7_a_reused_table_with_garbage_beyond_the_row(backend):
     assert close(short.output()[0], reference_output(case.q[0], case.keys[0][:20], case.values[0][:20], case.scale))
 
 
-def test_rows_taken_together_equal_rows_one_by_one(monkeypatch):
+def test_the_compiled_loop_equals_the_segments(monkeypatch):
     case = make_case([0, 1, 127, 128, 129, 300])
-    together = attend(case, "torch")
+    compiled = attend(case, "torch")
     monkeypatch.setattr(torch_backend, "_is_short", lambda num_tokens, kv: False)
-    one_by_one = attend(case, "torch")
+    in_segments = attend(case, "torch")
     for name in ("acc", "m", "e"):
-        assert torch.allclose(getattr(together, name), getattr(one_by_one, name), rtol=1e-5, atol=1e-5)
+        assert torch.allclose(getattr(compiled, name), getattr(in_segments, name), rtol=1e-5, atol=1e-5)
 
 
 GUARDED = """

@@ -33,7 +33,7 @@ FOREIGN = (
     "matplotlib",
     "transformers",
 )
-FOREIGN += ("safetensors", "tokenizers", "gguf", "ray")
+FOREIGN += ("safetensors", "tokenizers", "gguf", "ray", "numba")
 WITHOUT = (
     f"import sys; sys.modules.update(dict.fromkeys({FOREIGN!r})); from infreal.gpu_check import main; sys.exit(main())"
 )
