@@ -163,13 +163,14 @@ class Executor:
             raise Unanswered(list(dist.errors), dist.errors)
         finished = []
         yielding = [row for row in step.rows if row.yields]
-        for row, token, line in zip(yielding, logits.argmax(-1).tolist(), logits, strict=True):
+        for row, token in zip(yielding, self.decoder.next_tokens(logits).tolist(), strict=True):
             text = self.texts[row.req_id]
             text.ids.append(token)
-            if self.watch_logits:
-                self.watch_logits(row.req_id, line)
             if text.is_finished:
                 finished.append(row.req_id)
+        if self.watch_logits:
+            for row, line in zip(yielding, self.decoder.whole_logits(logits), strict=True):
+                self.watch_logits(row.req_id, line)
         return tuple(finished), dist.wait_s if dist else 0.0
 
     def _row(self, row: StepRow) -> Row:

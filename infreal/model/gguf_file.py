@@ -14,6 +14,7 @@ import torch
 from infreal.model.config import ModelConfig, check_model_type, checked
 from infreal.model.errors import ModelError, one_line
 from infreal.model.rope import Rope
+from infreal.model.shard import Part
 from infreal.model.tokenizer import GgufVocabulary, Tokenizer, load_tokenizer, tokenizer_from_gguf
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -120,8 +121,8 @@ class GgufFile:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {hf: tuple(self.tensors[name].shape.tolist()[::-1]) for hf, name in self.gguf_names.items()}
 
-    def read(self, name: str) -> torch.Tensor:
-        """Dequantised to fp32."""
+    def read(self, name: str, part: Part = ()) -> torch.Tensor:
+        """Dequantised to fp32, all of it: quantised blocks do not end where a rank's part does."""
         tensor = self.tensors[self.gguf_names[name]]
         try:
             values = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -132,9 +133,9 @@ class GgufFile:
             ) from error
         values = torch.from_numpy(np.require(values, np.float32, "W"))  # a copy where it is still the mapped file
         if self.architecture != "llama" or (".self_attn.q_proj." not in name and ".self_attn.k_proj." not in name):
-            return values
+            return values[part]
         heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
-        return unpermuted(values, heads)
+        return unpermuted(values, heads)[part]
 
     def tokenizer(self) -> Tokenizer:
         """The file's own vocabulary, or a tokenizer.json beside it where the file's kind is not served."""

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from infreal.model.config import config_from_hf, token_ids
 from infreal.model.errors import ModelError, one_line
+from infreal.model.shard import Part
 from infreal.model.tokenizer import Tokenizer, load_tokenizer
 
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -42,9 +43,9 @@ class HfDirectory:
             raise ModelError(f"{self.name}: tensor {name} has dtype {header.get_dtype()} (allowed: {allowed})")
         return tuple(header.get_shape())
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, part: Part = ()) -> torch.Tensor:
         with readable(self.path):
-            return self.file_of[name].get_tensor(name)
+            return self.file_of[name].get_slice(name)[part]
 
     def tokenizer(self) -> Tokenizer:
         """Stops at the end-of-text tokens of generation_config.json, or else of config.json."""

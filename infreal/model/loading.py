@@ -10,7 +10,9 @@ import torch
 from infreal.model.config import ModelConfig
 from infreal.model.decoder import Decoder
 from infreal.model.errors import ModelError, require
+from infreal.model.shard import Part
 from infreal.model.weights import RandomWeights, load_weights
+from infreal.transport.group import ALONE, Group
 
 if TYPE_CHECKING:
     from infreal.model.tokenizer import Tokenizer
@@ -41,7 +43,7 @@ class Checkpoint(Protocol):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
-    def read(self, name: str) -> torch.Tensor: ...
+    def read(self, name: str, part: Part = ()) -> torch.Tensor: ...
 
     def tokenizer(self) -> "Tokenizer": ...
 
@@ -65,18 +67,28 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
 
 
 def load_decoder(
-    checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    group: Group = ALONE,
 ) -> Decoder:
-    """dtype None: the checkpoint's own. Raises ModelError for weights that do not fit the sizes, or the machine."""
+    """A rank's part. dtype None: the checkpoint's own. Raises ModelError for weights that do not fit the sizes, or the machine, and
+    for a group that does not divide the model."""
     config = checkpoint.config
-    return Decoder(config, load_weights(config, checkpoint, dtype or config.dtype, device))
+    weights = load_weights(config, checkpoint, dtype or config.dtype, device, group.rank, group.size)
+    return Decoder(config, weights, group)
 
 
 def random_decoder(
-    config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    config: ModelConfig,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    group: Group = ALONE,
 ) -> Decoder:
-    """A model without a file; the same seed gives the same weights on every machine."""
-    return Decoder(config, load_weights(config, RandomWeights(config, seed), dtype, device))
+    """A model without a file; the same seed gives the same weights on every machine, over any number of ranks."""
+    source = RandomWeights(config, seed)
+    return Decoder(config, load_weights(config, source, dtype, device, group.rank, group.size), group)
 
 
 def smollm2_file() -> Path:

@@ -1,4 +1,4 @@
-"""The weights of a decoder: which tensors a model has, checked before anything is read, then fused and loaded.
+"""The weights of a decoder: which tensors a model has, checked before anything is read; then a rank's parts, loaded and fused.
 
 Sources (a Hugging Face directory, a GGUF file, a seed) all speak Hugging Face's tensor names.
 """
@@ -14,6 +14,7 @@ import torch
 from infreal.model.config import ModelConfig
 from infreal.model.errors import ModelError
 from infreal.model.linear import pack
+from infreal.model.shard import Part, Shard
 
 Shape = tuple[int, ...]
 
@@ -26,8 +27,8 @@ class TensorSource(Protocol):
     def shapes(self) -> Mapping[str, Shape]:
         """Every tensor that is there."""
 
-    def read(self, name: str) -> torch.Tensor:
-        """On the CPU, in the file's dtype."""
+    def read(self, name: str, part: Part = ()) -> torch.Tensor:
+        """Part of a tensor, on the CPU, in the file's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """embedding and head `[vocab_size, hidden_size]`, the same memory where the two are tied."""
+    """One rank's. embedding and head `[vocab_size, hidden_size]`, the same memory where the two are tied."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
@@ -89,20 +90,34 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
-def load_weights(config: ModelConfig, source: TensorSource, dtype: torch.dtype, device: torch.device | str) -> Weights:
-    """Raises ModelError for a tensor that is missing, unexpected or of the wrong shape, and for too little memory."""
-    expected = tensor_shapes(config)
-    check_shapes(source.name, expected, source.shapes())
-    num_bytes = sum(math.prod(shape) for shape in expected.values()) * dtype.itemsize
+def load_weights(
+    config: ModelConfig,
+    source: TensorSource,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    rank: int = 0,
+    size: int = 1,
+) -> Weights:
+    """What rank `rank` of `size` holds of a model of these sizes; nothing else is read.
+
+    Raises ModelError for a tensor that is missing, unexpected or of the wrong shape, for too little memory, and for a size that
+    does not divide the model.
+    """
+    shard = Shard(config, rank, size)
+    check_shapes(source.name, tensor_shapes(config), source.shapes())
+    own = shard.config
+    num_bytes = sum(math.prod(shape) for shape in tensor_shapes(own).values()) * dtype.itemsize
     check_memory(f"{source.name}: weights in {str(dtype).removeprefix('torch.')}", num_bytes, device)
 
+    def read(name: str) -> torch.Tensor:
+        return source.read(name, shard.part(name))
+
     def load(*names: str) -> torch.Tensor:
-        parts = [source.read(name).to(device=device, dtype=dtype) for name in names]
-        joined = torch.cat(parts)
+        joined = torch.cat([read(name).to(device=device, dtype=dtype) for name in names])
         return pack(joined) if joined.ndim == 2 else joined
 
-    embedding = source.read("model.embed_tokens.weight").to(device=device, dtype=dtype, copy=True)
-    layers = tuple(_load_layer(config, f"model.layers.{index}.", load) for index in range(config.num_layers))
+    embedding = read("model.embed_tokens.weight").to(device=device, dtype=dtype, copy=True)
+    layers = tuple(_load_layer(own, f"model.layers.{index}.", load) for index in range(config.num_layers))
     head = embedding if config.tied_embeddings else load("lm_head.weight")
     return Weights(embedding, layers, load("model.norm.weight"), head)
 
@@ -187,11 +202,12 @@ class RandomWeights:
     def shapes(self) -> Mapping[str, Shape]:
         return tensor_shapes(self.config)
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, part: Part = ()) -> torch.Tensor:
+        """Part of what the whole model has, so that the number of ranks changes nothing."""
         shapes = self.shapes()
         index = list(shapes).index(name)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
         values = torch.randn(shapes[name], generator=generator)
         if len(shapes[name]) == 2:
-            return values.mul_(shapes[name][1] ** -0.5)
-        return values.mul_(0.1).add_(0.0 if name.endswith(".bias") else 1.0)
+            return values[part].mul_(shapes[name][1] ** -0.5)
+        return values[part].mul_(0.1).add_(0.0 if name.endswith(".bias") else 1.0)

@@ -8,6 +8,7 @@ from gguf import GGMLQuantizationType as Type
 from model_tools import nan_pool, random_ids, step
 
 from infreal.model import Decoder, ModelError, Row, config_from_hf, load_decoder, open_checkpoint
+from infreal.model.shard import Shard
 from infreal.model.weights import RandomWeights, load_weights
 
 SIZES = {
@@ -29,12 +30,12 @@ class Source(RandomWeights):
 
     kind = Type.F32
 
-    def read(self, name):
+    def read(self, name, part=()):
         values = super().read(name)
         if values.ndim < 2 or self.kind == Type.F32:
-            return values
+            return values[part]
         packed = gguf.quantize(values.numpy(), self.kind)
-        return torch.from_numpy(np.array(gguf.dequantize(packed, self.kind), dtype=np.float32))
+        return torch.from_numpy(np.array(gguf.dequantize(packed, self.kind), dtype=np.float32))[part]
 
 
 def source(model_type="llama", kind=Type.F32, **changes) -> Source:
@@ -112,6 +113,16 @@ def test_every_architecture(tmp_path, model_type, changes):
     made = source(model_type, **changes)
     write(tmp_path / "m.gguf", made)
     assert torch.allclose(logits_of(loaded(tmp_path / "m.gguf")), expected_logits(made), atol=1e-5)
+
+
+def test_a_rank_gets_its_part_of_what_is_dequantised(tmp_path):
+    made = source(kind=Type.Q4_0)
+    write(tmp_path / "m.gguf", made)
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    for name in checkpoint.shapes():
+        whole, parts = checkpoint.read(name), [Shard(made.config, rank, 2).part(name) for rank in range(2)]
+        assert all(checkpoint.read(name, part).equal(whole[part]) for part in parts)
+        assert torch.allclose(whole, made.read(name), atol=1e-6), "Q and K are put back in order before they are cut"
 
 
 def test_linear_scaling_is_read(tmp_path):
