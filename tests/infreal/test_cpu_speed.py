@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from infreal.bench.contenders import Problem, Shape, ours_run, ours_scattered, sdpa_contiguous, sdpa_expanded
 
 ROUNDS = 7
-MAX_RATIO = 1.3
+MAX_RATIO = 1.0
 MEMORY_BYTES = 9 << 30  # of the pool and, for grouped heads, its expanded copy
 CASES = [
     (heads, kv_heads, rows, context)
@@ -44,7 +44,7 @@ def medians_s(calls: dict, rounds: int = ROUNDS) -> dict[str, float]:
 
 @pytest.mark.bench
 @pytest.mark.parametrize(("heads", "kv_heads", "rows", "context"), CASES)
-def test_decode_is_within_a_third_of_sdpa(threads, heads, kv_heads, rows, context):
+def test_decode_is_not_slower_than_sdpa(threads, heads, kv_heads, rows, context):
     problem = Problem(Shape("bench", heads, kv_heads, 128, rows, context), torch.float32, "cpu", "torch")
     kv_bytes = problem.shape.kv_bytes(torch.float32)
     calls = {"runs": ours_run(problem), "scattered": ours_scattered(problem), "sdpa": sdpa_contiguous(problem)}

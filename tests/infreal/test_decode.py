@@ -89,23 +89,6 @@ def test_s3_nan_outside_the_valid_slots_is_never_seen(backend):
     assert torch.isfinite(attend(case, backend).acc).all()
 
 
-def test_the_torch_twin_reads_blocks_in_place_where_that_pays():
-    """A run gives a tile per token of a block, scattered blocks one tile each; small, half-precision or cut ones a copy."""
-    pool = torch.randn(64, 2, 16, 8, 128)
-    keys, run = pool[:, 0], torch.arange(20, 40)
-
-    def tiles(side: torch.Tensor, ids: torch.Tensor, num_tokens: int = 320) -> list[tuple[bool, tuple[int, ...]]]:
-        found = torch_backend._tiles(side, ids, num_tokens, torch_backend.TOKENS_FIRST)
-        return [(t.untyped_storage().data_ptr() == side.untyped_storage().data_ptr(), tuple(t.shape)) for t in found]
-
-    assert tiles(keys, run) == [(True, (8, 20, 128))] * 16
-    assert tiles(keys, run.flip(0)) == [(True, (8, 16, 128))] * 20
-    assert tiles(keys, run, 319) == [(False, (8, 319, 128))]
-    assert tiles(keys[..., :1, :], run) == [(False, (1, 320, 128))]
-    assert tiles(keys[..., :4, :], torch.arange(20, 50), 480) == [(True, (4, 30, 128))] * 16
-    assert tiles(keys.half(), run) == [(False, (8, 320, 128))]
-
-
 @pytest.mark.parametrize("first", [0, 5])
 def test_consecutive_blocks_equal_scattered_ones(first):
     scattered = make_case([20 * 16], heads=8, kv_heads=8, head_dim=128)
@@ -194,13 +177,47 @@ def test_s7_a_reused_table_with_garbage_beyond_the_row(backend):
     assert close(short.output()[0], reference_output(case.q[0], case.keys[0][:20], case.values[0][:20], case.scale))
 
 
-def test_the_compiled_loop_equals_the_segments(monkeypatch):
+@pytest.mark.parametrize("num_segments", [1, 4])
+def test_without_numba_the_results_are_the_same(monkeypatch, num_segments):
     case = make_case([0, 1, 127, 128, 129, 300])
     compiled = attend(case, "torch")
-    monkeypatch.setattr(torch_backend, "_is_short", lambda num_tokens, kv: False)
-    in_segments = attend(case, "torch")
+    monkeypatch.setattr(torch_backend, "HAS_NUMBA", False)
+    monkeypatch.setattr(torch_backend, "SEGMENT_TOKENS", 320 // num_segments)
+    plain = attend(case, "torch")
     for name in ("acc", "m", "e"):
-        assert torch.allclose(getattr(compiled, name), getattr(in_segments, name), rtol=1e-5, atol=1e-5)
+        assert torch.allclose(getattr(compiled, name), getattr(plain, name), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_a_long_row_is_cut_over_the_threads(two_threads, monkeypatch, inference):
+    """With small constants; also under inference mode, which belongs to a thread."""
+    monkeypatch.setattr(torch_backend, "MIN_PART_BYTES", 1)
+    case = make_case([200, 0, 31, 97])
+    with torch.inference_mode(inference):
+        out = micro_attention(
+            case.q, case.kv_pool, case.block_table, case.num_tokens, layer=1, scale=case.scale, backend="torch"
+        ).output()
+    assert out.is_inference() == inference
+    for row in range(4):
+        expected = reference_output(case.q[row], case.keys[row], case.values[row], case.scale)
+        assert close(out[row], expected)
+
+
+def test_the_result_does_not_depend_on_the_number_of_rows(two_threads, monkeypatch):
+    monkeypatch.setattr(torch_backend, "MIN_PART_BYTES", 1)
+    case = make_case([200, 97])
+    args = {"layer": 1, "scale": case.scale, "backend": "torch"}
+    both = micro_attention(case.q, case.kv_pool, case.block_table, case.num_tokens, **args)
+    one = micro_attention(case.q[1:], case.kv_pool, case.block_table[1:], case.num_tokens[1:], **args)
+    assert torch.equal(one.acc[0], both.acc[1]) and torch.equal(one.e[0], both.e[1])
 
 
 GUARDED = """
