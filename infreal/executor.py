@@ -92,6 +92,15 @@ class Executor:
     def block_tokens(self) -> int:
         return self.kv_pool.shape[3]
 
+    def warm_up(self, num_tokens: int = 256) -> None:
+        """Touch the pool, which holds nothing yet, and compute a prompt and a token, so that no request pays for the first time."""
+        num_tokens = min(num_tokens, len(self.kv_pool) * self.block_tokens)
+        blocks = range(-(-num_tokens // self.block_tokens))
+        for row in Row([0] * num_tokens, 0, blocks), Row([0], num_tokens - 1, blocks):
+            batch = make_batch([row], self.block_tokens, self.kv_pool.device)
+            self.decoder.forward(batch, self.decoder.local_attention(batch, self.kv_pool, self.backend))
+        self.kv_pool.zero_()
+
     def accept(self, req_id: int, text: Text) -> None:
         """A new attempt of a request comes here."""
         self.texts[req_id] = text

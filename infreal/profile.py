@@ -1,6 +1,7 @@
 """`infreal profile`: measures this machine and one model on it; `infsim calibrate --from infreal=CSV` makes a pack of it."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -45,7 +46,10 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU (default: 1, a core as one GPU)")
     parser.add_argument("--pool-tokens", type=int, default=16384, help="KV tokens that fit (default: %(default)s)")
-    parser.add_argument("--no-pair", action="store_true", help="leave out what takes a second process")
+    pair = parser.add_mutually_exclusive_group()
+    pair.add_argument("--no-pair", action="store_true", help="leave out what takes a second process")
+    pair.add_argument("--only-pair", action="store_true", help="leave out what takes one")
+    pair.add_argument("--core", type=int, metavar="N", help="pinned to one core, by its number; without the pair")
     parser.add_argument(
         "--check", type=Path, metavar="PACK", help="measure nothing but batches that no profile holds, beside PACK"
     )
@@ -67,14 +71,19 @@ def main(argv: Sequence[str] | None = None, prog: str = "infreal profile") -> in
     device = args.device or default_device()
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device here")
-    threads = torch.get_num_threads()
+    threads, cores = torch.get_num_threads(), sorted(os.sched_getaffinity(0))
+    if args.core is not None and not 0 <= args.core < len(cores):
+        parser.error(f"--core {args.core} (allowed: 0 to {len(cores) - 1})")
     torch.set_num_threads(args.threads)
     try:
+        if args.core is not None:
+            os.sched_setaffinity(0, {cores[args.core]})
         check(args, device) if args.check else measure(args, device)
     except (MismatchError, ModelError, InputError) as error:
         parser.error(str(error))
     finally:
         torch.set_num_threads(threads)
+        os.sched_setaffinity(0, cores)
     return 0
 
 
@@ -94,8 +103,9 @@ def measure(args: argparse.Namespace, device: str) -> None:
 
         table = Table(args.out, common, tell)
         bar.update(task, completed=len(table.rows))
-        measure_model(table, Subject(decoder, backend, args.pool_tokens))
-        if not args.no_pair:
+        if not args.only_pair:
+            measure_model(table, Subject(decoder, backend, args.pool_tokens))
+        if not args.no_pair and args.core is None:
             measure_pair(table)
     print(f"{args.out}: {len(table.rows)} points of {args.model} on {names[0]}, {time.monotonic() - started_s:.0f} s")
 

@@ -1,4 +1,6 @@
-"""Fits the laws of a machine on which one model was measured whole: medians into tables, affine functions by relative error."""
+"""Fits the laws of a machine on which one model was measured whole: means into tables, affine functions by relative error.
+
+Means: a run pays for the slow moments of a machine, too."""
 
 from itertools import pairwise
 
@@ -18,7 +20,7 @@ def fit_knots(tokens: Floats, time_s: Floats) -> tuple[WholeKnots, FitError]:
     sizes = np.unique(tokens)
     if len(sizes) < 2:
         raise InputError(f"{len(sizes)} sizes (allowed: 2 or more)")
-    times = [float(np.median(time_s[tokens == size])) for size in sizes]
+    times = [float(np.mean(time_s[tokens == size])) for size in sizes]
     domain = Domain({"tokens": (float(sizes[0]), float(sizes[-1]))}, {"tokens": tuple(sizes.tolist())})
     law = WholeKnots(tuple(sizes.tolist()), tuple(times), domain)
     return law, fit_error(law.times_s(tokens), time_s)

@@ -92,7 +92,10 @@ class Nest:
 
         decoder = work.make_decoder()
         pool = decoder.new_pool(self.spec.num_blocks, self.spec.instance.block_tokens)
-        return Executor(decoder, pool, work.backend, work.net.pairs(self.seat), self.now_s, self.setup.deadline_s)
+        executor = Executor(decoder, pool, work.backend, work.net.pairs(self.seat), self.now_s, self.setup.deadline_s)
+        if work.num_ranks == 1:  # a rank cannot go ahead of the others
+            executor.warm_up()
+        return executor
 
     def _make_channel(self, work: Work) -> "Channel":
         from infreal.actors.channel import Channel
@@ -174,4 +177,4 @@ class Fleet(Protocol):
         """End all hosts, and leave nothing running."""
 
 
-PAGE_S = 0.2
+PAGE_S = 0.5

@@ -90,7 +90,7 @@ class Host:
                     assert self._look is not None, "only instances are looked at"
                     self.write(Looked(number, self._look()), urgent=True)
             case Output():
-                self.write(item, urgent=True)
+                self.write(item)  # its Finish comes right behind it
             case _:
                 self.hear(item)
 

@@ -13,6 +13,7 @@ SYSTEMS = ("vllm-multi", "infinite-llm")
 NO_WAIT = "no-wait"  # all requests at once: actors cannot skip time
 LOADS = (0.5, 0.95)  # of the measured capacity
 SEED, BLOCK_TOKENS = 0, 16
+BELIEF = "belief.json"
 TAIL = 0.6  # exponent of the heavy tail
 OUTPUTS = (12, 36)  # from, and below
 Lengths = list[tuple[int, int]]  # (input, output) tokens of each request
@@ -120,10 +121,10 @@ def write_sweep(folder: Path, name: str, size: Size, link: dict[str, Any], trace
             "cluster": {"nodes": 1, "gpus_per_node": 2, "intra_link": link, "inter_link": link},
             "instance": {"blocks_per_gpu": size.blocks, "block_tokens": BLOCK_TOKENS, "token_budget": 256},
             "scheduler": {"period_s": 0.25, "heartbeat_s": 0.25},
-            "truth": {"pack": "./pack.json"},
-            "belief": {"pack": "./pack.json"},
+            "truth": {"pack": f"./{BELIEF}"},
+            "belief": {"pack": f"./{BELIEF}"},
             "workload": {"trace": "own", "path": traces[0]},
-            "record": {"sample_s": 0.25},
+            "record": {"sample_s": 1.0},
             "seed": SEED,
         },
         "axes": {"workload.path": traces, "system": list(SYSTEMS)},

@@ -23,13 +23,13 @@ def test_from_profile_to_page(tmp_path, capsys):
     assert "infreal run paced.yaml" in page and "infsim calibrate" in page and "torch" in page
     assert (tmp_path / "validate.png").exists() and (tmp_path / "paced-compared" / "compare.png").exists()
     log = (tmp_path / "commands.log").read_text()
+    assert log.count("$ infreal profile") == 5, "both cores before each real run, and the pair"
     assert main(["--quick", "--out", str(tmp_path)]) == 0
-    assert [
-        line for line in (tmp_path / "commands.log").read_text()[len(log) :].splitlines() if line.startswith("$")
-    ] == [
-        f"$ infsim compare {name}-simulated {name}-real-1 {name}-real-2 --out {name}-compared"
-        for name in ("saturated", "paced")
-    ]
+    again = (tmp_path / "commands.log").read_text()[len(log) :].splitlines()
+    assert [line.split()[1:3] for line in again if line.startswith("$")] == [
+        ["infsim", "calibrate"],
+        *([["infsim", "run"], ["infsim", "compare"]] * 2),
+    ], "nothing is measured again"
 
 
 def test_the_same_requests_come_at_every_load(tmp_path):
