@@ -96,7 +96,7 @@ def share_on_ray(num_blocks: int, requests: Requests, decoder: Decoder) -> Share
     with raycluster.connected(raycluster.LOCAL, num_cpus=NUM_INSTANCES):
         from infreal.actors.run import make_head
 
-        head = make_head(partial(make_cluster, num_blocks), load_smollm2, requests)
+        head = make_head(partial(make_cluster, num_blocks), lambda group: load_smollm2(), requests)
         moves = head.run().moves
     return head.outputs[0], moves, head.free_blocks()
 

@@ -183,7 +183,7 @@ class InProcess:
             executor.end()
             self._close_reads(instance)
             if self.books.observer:
-                self.books.observer.span(instance, step.start_s, self._progress_s, step.command)
+                self.books.observer.span(instance, step.start_s, self._progress_s, frozen.step)
         self._handle(instance, done)
 
     # ---- events to machines, commands from them ------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class InProcess:
                 self._sessions[creditor, debtor] = Session(number, executor.serve(read.rows, tables))
                 served[creditor] = (number, read.tokens)
             stale += refused
-        self.executors[debtor].start(command, frozen.rows, served, stale)
+        self.executors[debtor].start(command.step, command.max_iterations, frozen.rows, served, stale)
 
     def _open_read(
         self, debtor: int, creditor: int, number: int, loans: tuple[tuple[LoanId, int], ...]

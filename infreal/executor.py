@@ -17,7 +17,7 @@ from infreal.kernels import gather_blocks, scatter_blocks
 from infreal.layout import ReadRow, StepRow
 from infreal.model import Attend, Decoder, Row, make_batch
 from infreal.transport import Transport, TransportError
-from perfmodel.messages import IterationsDone, LoanId, StartIterations
+from perfmodel.messages import IterationsDone, LoanId
 
 Clock = Callable[[], float]
 
@@ -55,7 +55,7 @@ class Unanswered(TransportError):
 class Step:
     """The step in progress. num_iterations: how many it will have, as known now; begun, done: iterations."""
 
-    command: StartIterations
+    number: int
     rows: list[StepRow]
     parts: list[RemotePart]
     start_s: float
@@ -72,8 +72,9 @@ class Step:
 
 @dataclass(slots=True)
 class Executor:
-    """One instance. deadline_s: the longest wait for a peer's answer to a layer · between_layers(): called before each layer's
-    attention, by drivers that let others work meanwhile · watch_logits(req_id, logits): sees each new token's (tests)."""
+    """One instance, or one rank of it. deadline_s: the longest wait for a peer's answer to a layer · between_layers(): called
+    before each layer's attention, by drivers that let others work meanwhile · watch_logits(req_id, logits): sees each new token's
+    (tests)."""
 
     decoder: Decoder
     kv_pool: torch.Tensor
@@ -108,7 +109,8 @@ class Executor:
     # ---- a step --------------------------------------------------------------------------------------------------------------
     def start(
         self,
-        command: StartIterations,
+        number: int,
+        max_iterations: int,
         rows: list[StepRow],
         reads: Mapping[int, tuple[int, Sequence[int]]],
         stale: tuple[LoanId, ...] = (),
@@ -118,7 +120,7 @@ class Executor:
         assert self.step is None, f"step {self.step} has not ended"
         device = self.kv_pool.device
         parts = [RemotePart(c, number, torch.tensor(tokens, device=device)) for c, (number, tokens) in reads.items()]
-        self.step = Step(command, rows, parts, self.now_s(), command.max_iterations, stale)
+        self.step = Step(number, rows, parts, self.now_s(), max_iterations, stale)
 
     def cut(self) -> None:
         """End the step at the next boundary between iterations. Any thread may ask for it."""
@@ -127,7 +129,8 @@ class Executor:
             step.num_iterations = min(step.num_iterations, step.begun)
 
     def proceed(self, added: Sequence[Sequence[int]]) -> IterationsDone:
-        """One iteration of the step in progress. added: blocks that each row has got since the last one. Raises Unanswered."""
+        """One iteration of the step in progress. added: blocks that each row has got since the last one. Raises Unanswered, and
+        GroupLost."""
         step = self.step
         assert step is not None, "no step is in progress"
         started_s = self.now_s()
@@ -138,12 +141,12 @@ class Executor:
         seconds = self.now_s() - started_s
         self.busy_s += seconds
         ended = bool(finished) or step.is_over
-        return IterationsDone(step.command.step, 1, finished, ended, wait_s, iteration_s=seconds)
+        return IterationsDone(step.number, 1, finished, ended, wait_s, iteration_s=seconds)
 
     def give_up(self) -> IterationsDone:
         """The step ends without a further token: it is over, or a peer does not answer."""
         assert self.step is not None, "no step is in progress"
-        return IterationsDone(self.step.command.step, 0, (), ended=True, stale=self.step.stale)
+        return IterationsDone(self.step.number, 0, (), ended=True, stale=self.step.stale)
 
     def end(self) -> Step:
         """Nothing is in progress any more. Returns the step that was."""
@@ -168,8 +171,8 @@ class Executor:
         local = self.decoder.local_attention(batch, self.kv_pool, self.backend)
         dist = DistAttention(local, step.parts, self.transport, self.now_s, self.deadline_s) if step.parts else None
         logits = self.decoder.forward(batch, self._breathing(dist or local))
-        if dist and dist.errors:
-            raise Unanswered(list(dist.errors), dist.errors)
+        if dist:
+            self._agree(dist)
         finished = []
         yielding = [row for row in step.rows if row.yields]
         for row, token in zip(yielding, self.decoder.next_tokens(logits).tolist(), strict=True):
@@ -181,6 +184,15 @@ class Executor:
             for row, line in zip(yielding, self.decoder.whole_logits(logits), strict=True):
                 self.watch_logits(row.req_id, line)
         return tuple(finished), dist.wait_s if dist else 0.0
+
+    def _agree(self, dist: DistAttention) -> None:
+        """All ranks drop an iteration in which any of them has missed an answer."""
+        peers = [part.peer for part in dist.parts]
+        missed = torch.tensor([float(peer in dist.errors) for peer in peers], device=self.kv_pool.device)
+        counts = self.decoder.group.all_reduce(missed).tolist()
+        unanswered = [peer for peer, count in zip(peers, counts, strict=True) if count]
+        if unanswered:
+            raise Unanswered(unanswered, dist.errors)
 
     def _row(self, row: StepRow) -> Row:
         ids = self.texts[row.req_id].ids[row.position : row.position + row.num_new]

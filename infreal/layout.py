@@ -39,6 +39,7 @@ class StepRow:
 class Frozen:
     """A step that has just been started: its rows, in the order of a batch, and what they read at each creditor."""
 
+    step: StartIterations
     rows: list[StepRow]
     reads: "dict[int, Read]"
     _requests: list[batching.Row]
@@ -71,7 +72,7 @@ def freeze(manager: RManager, step: StartIterations) -> Frozen:
         found.append((request, row(request, chunk.prefix_tokens, chunk.tokens, chunk.last)))
     found.sort(key=lambda pair: pair[1].num_new > 1)  # rows of one new token first
     requests, rows = [request for request, _ in found], [row for _, row in found]
-    return Frozen(rows, reads_by_creditor(rows, remote), requests, [len(request.blocks) for request in requests])
+    return Frozen(step, rows, reads_by_creditor(rows, remote), requests, [len(request.blocks) for request in requests])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 
 from experiments import raycluster
 from experiments.config import Config
-from experiments.plan import RunPlan, plan_cluster
+from experiments.plan import RunPlan, plan_cluster, plan_instance
 from experiments.run_command import Request, list_runs, run_command
 from experiments.sweep import HARDWARE, Recording, Workers
 from experiments.watching import watching
@@ -33,7 +33,7 @@ def main(argv: Sequence[str], prog: str = "infreal run") -> int:
     request = Request(args.config, args.out, tuple(args.set), args.seed)
     try:
         for run in request.sweep().runs:
-            check_config(run.config)
+            check_config(run.config, on_actors=args.ray is not None)
         if args.dry_run:
             return list_runs(request)
         recording, workers = Recording(args.events, args.timeline, args.strict), Workers(args.workers)
@@ -68,10 +68,10 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="every instance an actor of a Ray cluster: its address, or local for one of this machine",
+        help="every rank of an instance an actor of a Ray cluster: its address, or local for one of this machine",
     )
     parser.add_argument(
-        "--pinned", action="store_true", help="with --ray: an instance a core of its own, by its number"
+        "--pinned", action="store_true", help="with --ray: a rank of an instance a core of its own, by number"
     )
     parser.add_argument(
         "--transport",
@@ -101,16 +101,15 @@ def check_transport(args: argparse.Namespace) -> None:
         raise InputError("--transport: nccl (allowed without --ray, or without CUDA: gloo)")
 
 
-def check_config(config: Config) -> None:
-    """Raises InputError for what only a simulation can do."""
-    sizes, num_gpus = config.instance, config.cluster.num_gpus
-    if config.layout == "single" and num_gpus > 1:
+def check_config(config: Config, on_actors: bool = False) -> None:
+    """Raises InputError for what only a simulation can do, or only actors."""
+    instance, _ = plan_instance(config)
+    if instance.pipeline_parallel > 1:
+        raise InputError(f"instance.pipeline_parallel: {instance.pipeline_parallel} (allowed on hardware: 1)")
+    if instance.tensor_parallel > 1 and not on_actors:
         raise InputError(
-            f"layout single: one instance of {num_gpus} GPUs (allowed on hardware: multi, a GPU an instance)"
+            f"instance.tensor_parallel: {instance.tensor_parallel} (allowed in one process: 1; with --ray each rank is an actor)"
         )
-    for name in ("tensor_parallel", "pipeline_parallel"):
-        if getattr(sizes, name) > 1:
-            raise InputError(f"instance.{name}: {getattr(sizes, name)} (allowed on hardware: 1)")
     if config.chaos is not None:
         raise InputError("chaos: faults are injected in simulation (allowed on hardware: null)")
     if config.kv_dtype not in (None, config.dtype):

@@ -12,6 +12,7 @@ from infreal.model import Decoder, config_from_hf, load_decoder, open_checkpoint
 from infreal.model.config import DTYPES, ModelConfig
 from infreal.model.weights import check_memory
 from infreal.requests import RandomPrompts, Requests
+from infreal.transport.group import ALONE, Group
 from perfmodel.cluster import ClusterSpec, Workload
 from perfmodel.errors import InputError
 
@@ -51,12 +52,12 @@ def find_model(model: str, weights: str | None, dtype: str | None) -> ModelSourc
 
 
 @lru_cache(maxsize=1)
-def load_model(model: str, weights: str | None, dtype: str | None, device: str) -> Decoder:
-    """The decoder, shared by the runs of a sweep. Raises ModelError, InputError."""
+def load_model(model: str, weights: str | None, dtype: str | None, device: str, group: Group = ALONE) -> Decoder:
+    """The decoder, or a rank's part of it, shared by the runs of a sweep. Raises ModelError, InputError."""
     source = find_model(model, weights, dtype)
     if source.weights is None:
-        return random_decoder(source.config, WEIGHTS_SEED, source.dtype, device)
-    return load_decoder(open_checkpoint(source.weights), source.dtype, device)
+        return random_decoder(source.config, WEIGHTS_SEED, source.dtype, device, group)
+    return load_decoder(open_checkpoint(source.weights), source.dtype, device, group)
 
 
 def make_requests(config: Config, workload: Workload, source: ModelSource) -> Requests:
@@ -76,8 +77,8 @@ def stop_ids(config: Config, model: ModelConfig) -> tuple[int, ...]:
 
 def check_pools(spec: ClusterSpec, source: ModelSource, device: str) -> None:
     """Raises ModelError where the pools of all instances are more than the machine has."""
-    num_bytes = (
-        spec.num_instances * spec.num_blocks * source.config.block_bytes(spec.instance.block_tokens, source.dtype)
-    )
+    copies = max(1, spec.instance.tensor_parallel // source.config.num_kv_heads)
+    block_bytes = copies * source.config.block_bytes(spec.instance.block_tokens, source.dtype)
+    num_bytes = spec.num_instances * spec.num_blocks * block_bytes
     what = f"{spec.num_instances} KV pools of {spec.num_blocks:,} blocks (instance.blocks_per_gpu sets a number)"
     check_memory(what, num_bytes, device)

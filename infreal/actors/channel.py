@@ -17,12 +17,7 @@ from infreal.transport import Transport
 LENGTH_BYTES, ROOM_BYTES = 8, 2040  # of a frame
 FRAME, REST = 0, 1  # tags
 FOREVER_S = 1e7
-MODULES = (
-    "infreal.actors.orders",
-    "infreal.layout",
-    "perfmodel.messages",
-    "perfmodel.view",
-)  # items are made of their classes
+MODULES = ("infreal.actors.orders", "infreal.layout", "perfmodel.messages")  # items are made of their classes
 
 
 class Channel:

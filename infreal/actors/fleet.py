@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from infreal.model import Decoder
     from infreal.requests import Requests
     from infreal.transport import Transport
+    from infreal.transport.group import Group
 
 Clock = Callable[[], float]
 
@@ -51,15 +52,18 @@ class Net(Protocol):
         """Its end of the pairs of instances: the same rank of each, a rank of the transport is an instance."""
 
     def control(self, seat: Seat) -> "Transport":
-        """Its end between the ranks of its instance, in this life."""
+        """Its end between the ranks of its instance, in this life: for orders."""
+
+    def group(self, seat: Seat, timeout_s: float) -> "Group":
+        """Its end of the group of these ranks: for their model. Raises GroupLost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an instance needs besides. num_ranks: of it · pinned: to one core of its node, each rank · prepare(instance): called
-    before it starts (tests)."""
+    """What an instance needs besides. make_decoder(group): the part of one rank · num_ranks: of it · pinned: to one core of its
+    node, each rank · prepare(instance): called before it starts (tests)."""
 
-    make_decoder: "Callable[[], Decoder]"
+    make_decoder: "Callable[[Group], Decoder]"
     requests: "Requests"
     net: Net
     num_ranks: int = 1
@@ -88,13 +92,15 @@ class Nest:
         self.channel = None if work is None or work.num_ranks == 1 else self._make_channel(work)
 
     def _make_executor(self, work: Work) -> "Executor":
-        from infreal.executor import Executor  # coordinators need no torch
+        from infreal.actors.rank import PATIENCE  # coordinators need no torch
+        from infreal.executor import Executor
 
-        decoder = work.make_decoder()
+        deadline_s = self.setup.deadline_s
+        decoder = work.make_decoder(work.net.group(self.seat, PATIENCE * deadline_s))
         pool = decoder.new_pool(self.spec.num_blocks, self.spec.instance.block_tokens)
-        executor = Executor(decoder, pool, work.backend, work.net.pairs(self.seat), self.now_s, self.setup.deadline_s)
-        if work.num_ranks == 1:  # a rank cannot go ahead of the others
-            executor.warm_up()
+        pairs = work.net.pairs(self.seat)
+        executor = Executor(decoder, pool, work.backend, pairs, self.now_s, deadline_s)
+        executor.warm_up()  # all ranks together
         return executor
 
     def _make_channel(self, work: Work) -> "Channel":

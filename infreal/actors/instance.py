@@ -82,7 +82,6 @@ class Opening:
     """A step whose reads are not all opened yet. reads: numbers, by creditor · states: of the pairs, see `Pairs` · waiting:
     creditors that have not answered."""
 
-    command: StartIterations
     frozen: Frozen
     reads: dict[int, int]
     states: States
@@ -216,7 +215,7 @@ class Instance:
         """Open the step's reads at its creditors; it begins when all have answered."""
         frozen = freeze(self.machine, command)
         numbers = {creditor: next(self._numbers) for creditor in frozen.reads}
-        self._opening = Opening(command, frozen, numbers, self.pairs.states(numbers), set(numbers))
+        self._opening = Opening(frozen, numbers, self.pairs.states(numbers), set(numbers))
         for creditor, read in frozen.reads.items():
             self.post(creditor, OpenRead(self.address, self._stamp(creditor), numbers[creditor], tuple(read.rows)))
         self._begin_if_open()
@@ -234,10 +233,10 @@ class Instance:
         if opening is None or opening.waiting:
             return
         self._opening, self._frozen = None, opening.frozen
-        reads = opening.frozen.reads
+        step, rows, reads = opening.frozen.step, opening.frozen.rows, opening.frozen.reads
         served = {c: (number, reads[c].tokens) for c, number in opening.reads.items() if c not in opening.stale}
         stale = tuple(loan for loans in opening.stale.values() for loan in loans)
-        self.ranks.order(BeginStep(opening.command, opening.frozen.rows, served, stale, opening.states))
+        self.ranks.order(BeginStep(step.step, step.max_iterations, rows, served, stale, opening.states))
         if opening.cut:
             self.executor.cut()
         self._go.put(None)
@@ -263,7 +262,7 @@ class Instance:
             done = self.ranks.own.iterate(added)
         if done.ended:
             self.ranks.order(EndStep())
-            self.host.write(Span(step.start_s, self.ranks.own.progress_s, step.command))
+            self.host.write(Span(step.start_s, self.ranks.own.progress_s, self._frozen.step))
         return done
 
     # ---- reads ---------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Orders reach every rank in one order. They say what is done, with which blocks a
 from dataclasses import dataclass
 
 from infreal.layout import ReadRow, StepRow
-from perfmodel.messages import LoanId, StartIterations
+from perfmodel.messages import LoanId
 
 States = dict[int, int]  # of pairs, in which an exchange was agreed on: see `infreal.actors.pairs`
 
@@ -31,7 +31,8 @@ class BeginStep:
     """reads: creditor → (number of the read, which tokens of the batch read there) · stale: loans that are not served after all ·
     states: of the pairs with the creditors."""
 
-    command: StartIterations
+    number: int
+    max_iterations: int
     rows: list[StepRow]
     reads: dict[int, tuple[int, list[int]]]
     stale: tuple[LoanId, ...]

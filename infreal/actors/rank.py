@@ -51,9 +51,9 @@ class Rank:
                 self.executor.accept(req_id, self.requests.text(req_id))
             case Drop(req_id):
                 self.executor.texts.pop(req_id, None)
-            case BeginStep(command, rows, reads, stale, states):
+            case BeginStep(number, max_iterations, rows, reads, stale, states):
                 self._states = states
-                self.executor.start(command, rows, reads, stale)
+                self.executor.start(number, max_iterations, rows, reads, stale)
             case Iterate(added):
                 self.iterate(added)
             case EndStep():

@@ -18,6 +18,7 @@ from infreal.requests import Requests
 from infreal.transport import Transport
 from infreal.transport.connecting import serve_store
 from infreal.transport.gloo import GlooTransport
+from infreal.transport.group import Group, join_group
 from infreal.transport.nccl import NcclTransport, nccl_groups
 from perfmodel.cluster import ClusterSpec
 from perfmodel.journal import Observer
@@ -68,6 +69,10 @@ class GlooNet:
         store = self._store(f"control/{seat.address}/{seat.life}")
         return GlooTransport(seat.rank, self.num_ranks, store, self._own_host())
 
+    def group(self, seat: Seat, timeout_s: float) -> Group:
+        store = self._store(f"group/{seat.address}/{seat.life}")
+        return join_group(store, seat.rank, self.num_ranks, timeout_s, backend=self.carrier, host=self._own_host())
+
     def _store(self, name: str) -> Store:
         store = TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=JOIN_S))
         return PrefixStore(f"{self.secret}/{name}", store)
@@ -78,7 +83,7 @@ class GlooNet:
 
 def make_head(
     make_spec: Callable[[], ClusterSpec],
-    make_decoder: Callable[[], Decoder],
+    make_decoder: Callable[[Group], Decoder],
     requests: Requests,
     observer: Observer | None = None,
     options: RayOptions | None = None,

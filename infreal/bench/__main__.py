@@ -1,7 +1,8 @@
-"""`python -m infreal.bench attention|sharing|exchange|actors`: measures and prints a table.
+"""`python -m infreal.bench attention|sharing|exchange|actors|ranks`: measures and prints a table.
 
 attention: decode MicroAttention and its rivals; writes a profile CSV. sharing: what KV on other instances costs an iteration.
 exchange: messages between two processes over the transport, beside bare gloo. actors: the same requests in one process and on Ray.
+ranks: what orders and collectives cost an instance of two ranks.
 """
 
 import argparse
@@ -44,6 +45,12 @@ def make_parser(prog: str = "python -m infreal.bench") -> argparse.ArgumentParse
     actors.add_argument("--tokens", type=int, default=200, help="output tokens of each request (default: %(default)s)")
     exchange = commands.add_parser("exchange", help="queries and block moves between two processes, beside bare gloo")
     exchange.add_argument("--out", type=Path, metavar="CSV", help="write case, metric, value there")
+    ranks = commands.add_parser("ranks", help="an instance of two ranks: fan-out of orders, and who waits for whom")
+    ranks.add_argument("--rows", type=int, default=8, help="requests in the batch (default: %(default)s)")
+    ranks.add_argument(
+        "--context", type=int, default=512, metavar="TOKENS", help="of each request (default: %(default)s)"
+    )
+    ranks.add_argument("--trace", type=Path, metavar="JSON", help="write the spans of both ranks there, for Perfetto")
     return parser
 
 
@@ -56,6 +63,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m infreal.bench
         return exchange_main(args)
     if args.command == "actors":
         return actors_main(parser, args)
+    if args.command == "ranks":
+        return ranks_main(parser, args)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device here")
     if args.command == "sharing":
@@ -105,6 +114,15 @@ def actors_main(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
         print(report(list(measure_actors(args.tokens))))
     except InputError as error:
         parser.error(str(error))
+    return 0
+
+
+def ranks_main(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    from infreal.bench.ranks import Case, measure_ranks
+
+    if not (0 < args.rows <= 64 and 0 < args.context <= 8192):
+        parser.error(f"--rows {args.rows}, --context {args.context} (allowed: 1 to 64, 1 to 8192)")
+    print(measure_ranks(Case(args.rows, args.context), args.trace))
     return 0
 
 

@@ -10,10 +10,12 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
 from pool_tools import Prompts, poison_free_blocks, reference, tiny_decoder
+from torch.distributed import HashStore
 
 from infreal.actors.fleet import PAGE_S, Collected, Died, Nest, Ready, Seat, Setup, Work
 from infreal.actors.head import Head
 from infreal.requests import Requests
+from infreal.transport.group import join_group
 from infreal.transport.in_process import InProcessNetwork, InProcessTransport
 
 
@@ -23,7 +25,7 @@ class ThreadNet:
     def __init__(self, num_instances, num_ranks=1):
         self.num_ranks = num_ranks
         self._pairs = [InProcessNetwork(num_instances) for _ in range(num_ranks)]
-        self._controls, self._lock = {}, Lock()
+        self._controls, self._stores, self._groups, self._lock = {}, {}, {}, Lock()
 
     def pairs(self, seat):
         network = self._pairs[seat.rank]
@@ -35,10 +37,17 @@ class ThreadNet:
             network = self._controls.setdefault((seat.address, seat.life), InProcessNetwork(self.num_ranks))
         return network.endpoints[seat.rank]
 
+    def group(self, seat, timeout_s):
+        with self._lock:
+            store = self._stores.setdefault((seat.address, seat.life), HashStore())
+        group = self._groups[seat] = join_group(store, seat.rank, self.num_ranks, timeout_s, host="127.0.0.1")
+        return group
+
     def kill(self, seat):
         self._pairs[seat.rank].kill(seat.address)
         if self.num_ranks > 1:
             self._controls[seat.address, seat.life].kill(seat.rank)
+            self._groups[seat].close()
 
 
 class ThreadFleet:
@@ -137,6 +146,7 @@ class ActorRun:
     spec: object
     load: object
     decoder: object = field(default_factory=tiny_decoder)
+    make_decoder: object = None  # of a rank, by its group; None: all have the same
     observer: object = None
     deadline_s: float = 20.0
 
@@ -145,7 +155,7 @@ class ActorRun:
         requests = Requests(self.load, self.prompts)
         net = ThreadNet(self.spec.num_instances, self.spec.instance.tensor_parallel)
         setup = Setup(lambda: self.spec, self.deadline_s, full=self.observer is not None, check=True)
-        work = Work(lambda: self.decoder, requests, net, net.num_ranks)
+        work = Work(self.make_decoder or (lambda group: self.decoder), requests, net, net.num_ranks)
         self.fleet = ThreadFleet(setup, work)
         self.head = Head(self.spec, requests, self.fleet, self.observer, self.deadline_s)
         self.machines = []

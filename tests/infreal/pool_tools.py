@@ -15,6 +15,7 @@ from infreal.driver import InProcess, Options
 from infreal.generate import generate_ids
 from infreal.model import config_from_hf, random_decoder
 from infreal.requests import Requests
+from infreal.transport.group import ALONE
 from perfmodel.cluster import ClusterSpec, Workload
 from perfmodel.policies import BATCHING, DISPATCH, PLACEMENT
 from perfmodel.specs import InstanceSpec
@@ -37,9 +38,16 @@ QUICK = SchedulerParams(
 )
 
 
+WIDE = CONFIG | {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}  # four ranks divide it
+
+
 @cache
 def tiny_decoder(num_layers=3, seed=0):
     return random_decoder(config_from_hf(CONFIG | {"num_hidden_layers": num_layers}, "tiny"), seed)
+
+
+def wide_decoder(group=ALONE):
+    return random_decoder(config_from_hf(WIDE, "wide"), 0, group=group)
 
 
 def cluster(num_instances, num_blocks, model=None, **changes):

@@ -17,6 +17,7 @@ from pool_tools import Prompts, reference, tiny_decoder
 from experiments import raycluster
 from infreal.actors.run import RayOptions, make_head
 from infreal.requests import Requests
+from infreal.transport.group import ALONE
 
 MARK = "INFREAL_TEST_MARK"
 HERE = str(Path(__file__).parent)
@@ -81,13 +82,13 @@ def local_ray(num_cpus):
 
 @dataclass
 class RayRun:
-    """A run on the cluster that is connected. make_spec: by whom actors make the spec too."""
+    """A run on the cluster that is connected. make_spec: by whom actors make the spec too · make_decoder(group): of a rank."""
 
     make_spec: object
     load: object
     observer: object = None
     deadline_s: float = 30.0
-    make_decoder: object = tiny_decoder
+    make_decoder: object = lambda group=ALONE: tiny_decoder()
     prepare: object = poison
     pids: dict = field(default_factory=dict)
 
@@ -124,8 +125,8 @@ class RayRun:
                 assert member.state.sample.free_blocks == self.spec.num_blocks, member
 
 
-def send_signal(run, address, number=signal.SIGKILL):
-    os.kill(run.fleet.pid_of(address), number)
+def send_signal(run, address, number=signal.SIGKILL, rank=0):
+    os.kill(run.fleet.pid_of(address, rank), number)
 
 
 def start_run(folder, env, *arguments):

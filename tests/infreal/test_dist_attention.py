@@ -14,7 +14,7 @@ from infreal.layout import ReadRow, StepRow
 from infreal.model import Row, make_batch
 from infreal.transport import TransportError
 from infreal.transport.in_process import CooperativeTransport, InProcessNetwork, run_ranks
-from perfmodel.messages import LoanId, StartIterations
+from perfmodel.messages import LoanId
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 POOL_BLOCKS = 40
@@ -70,9 +70,8 @@ class Instances:
             layers = iter(list(range(self.executors[0].decoder.config.num_layers)) * 2)
             self.sessions[creditor, 0] = (creditor, serving, layers)
         self.executors[0].accept(0, Text(list(ids), len(ids), 100))
-        command = StartIterations(1, 1, 0, 0, (), 1, (), ())
         self.executors[0].start(
-            command, [StepRow(0, position, num_new, True, held[0], sum(len(held[c]) for c in loans))], reads
+            1, 1, [StepRow(0, position, num_new, True, held[0], sum(len(held[c]) for c in loans))], reads
         )
 
 

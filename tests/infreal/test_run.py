@@ -178,9 +178,10 @@ def test_clients_that_go_away_leave_nothing_behind():
     [
         (
             ["instance.tensor_parallel=2", "cluster.gpus_per_node=4"],
-            "instance.tensor_parallel: 2 (allowed on hardware: 1)",
+            "instance.tensor_parallel: 2 (allowed in one process: 1; with --ray each rank is an actor)",
         ),
-        (["layout=single"], "layout single: one instance of 3 GPUs (allowed on hardware: multi, a GPU an instance)"),
+        (["instance.tensor_parallel=[2, 1]"], "instance.tensor_parallel: should be a valid integer, found [2, 1]"),
+        (["layout=single"], "instance.pipeline_parallel: 3 (allowed on hardware: 1)"),
         (["chaos={loss: 0.1}"], "chaos: faults are injected in simulation (allowed on hardware: null)"),
         (["kv_dtype=float16"], "kv_dtype: float16 (allowed on hardware: the model's own dtype)"),
         (["real.stop_at_eos=true"], "real.stop_at_eos: model"),
