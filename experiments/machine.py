@@ -44,7 +44,10 @@ def engine_entry(profile: Profile) -> dict[str, float]:
     if host.empty:
         raise InputError(f"{profile.path}: no rows of host (infreal profile was not finished)")
     rows = column(host, "rows")
-    exchange = profile.operator("exchange_overhead")
+    exchange, messages = profile.operator("exchange_overhead"), profile.operator("message")
+    on_actors, on_core = (
+        profile.operator(name)["time_s"].sum() for name in ("actor_iterations", "actor_iterations_core")
+    )
     iteration_s, row_s = relative_nnls([np.ones(len(rows)), rows], column(host, "time_s"))
     return {
         "launch_s_per_layer": 0.0,
@@ -52,6 +55,8 @@ def engine_entry(profile: Profile) -> dict[str, float]:
         "row_s": row_s,
         "exchange_s_per_layer_per_peer": float(exchange["time_s"].median()) if len(exchange) else 0.0,
         "fitted_rows": int(rows.max()),
+        "background_frac": float(1 - on_core / on_actors) if on_actors else 0.0,
+        "message_s": float(messages["time_s"].mean()) if len(messages) else 0.0,
     }
 
 

@@ -87,7 +87,8 @@ class Executor:
     texts: dict[int, Text] = field(default_factory=dict)
     step: Step | None = None
     num_iterations: int = 0  # begun so far
-    busy_s: float = 0.0
+    busy_s: float = 0.0  # in iterations
+    core_s: float = 0.0  # of it: time in which the thread had its core
 
     @property
     def block_tokens(self) -> int:
@@ -133,13 +134,14 @@ class Executor:
         GroupLost."""
         step = self.step
         assert step is not None, "no step is in progress"
-        started_s = self.now_s()
+        started_s, core_s = self.now_s(), time.thread_time()
         self.num_iterations += 1
         step.begun += 1
         finished, wait_s = self._iterate(step, added)
         step.done += 1
         seconds = self.now_s() - started_s
         self.busy_s += seconds
+        self.core_s += time.thread_time() - core_s
         ended = bool(finished) or step.is_over
         return IterationsDone(step.number, 1, finished, ended, wait_s, iteration_s=seconds)
 

@@ -15,6 +15,7 @@ from infreal.bench.profile import ProfileRow, device_name, software
 from infreal.cli import OneLineParser
 from infreal.generate import default_backend, default_device
 from infreal.model import ModelError
+from infreal.profiling.actors import measure_actors
 from infreal.profiling.check import check_pack
 from infreal.profiling.model import (
     CHUNKS,
@@ -34,7 +35,7 @@ from infreal.sources import load_model
 from perfmodel.errors import InputError
 
 ABOUT_POINTS = MOST_LAYER_POINTS + len(HEAD_ROWS) + len(HOST_ROWS) + 4 * len(DECODE_ROWS) + len(CHUNKS) * len(PREFIXES)
-ABOUT_POINTS += 3 * len(SERVED) + 1 + len(PING_BYTES) + 2 * len(MOVE_BYTES)
+ABOUT_POINTS += 3 * len(SERVED) + 4 + len(PING_BYTES) + 2 * len(MOVE_BYTES)
 
 LEAST_POOL_TOKENS = DECODE_ROWS[-1] * SHORTEST_TOKENS
 
@@ -107,6 +108,8 @@ def measure(args: argparse.Namespace, device: str) -> None:
             measure_model(table, Subject(decoder, backend, args.pool_tokens))
         if not args.no_pair and args.core is None:
             measure_pair(table)
+            if device == "cpu" and len(os.sched_getaffinity(0)) > 1:
+                measure_actors(table, args.model, args.dtype)
     print(f"{args.out}: {len(table.rows)} points of {args.model} on {names[0]}, {time.monotonic() - started_s:.0f} s")
 
 

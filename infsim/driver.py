@@ -81,7 +81,8 @@ class Simulation:
             self.transfers = Transfers(self.links, instance.block_bytes, self._pace_bytes_per_s)
         self._reprices = given is None
         self.published = Published(self.executors, self.links, self._reprice)
-        self.chaos = Chaos(spec.chaos, spec.seed, instance.inter_link.latency_s)
+        message_s = max(instance.inter_link.latency_s, spec.truth.instance.engine.message_s)
+        self.chaos = Chaos(spec.chaos, spec.seed, message_s)
         self.dead: set[Address] = set()
         self._noticed: set[Address] = set()  # dead, and peers have been told
         self._sent: dict[Address, int] = dict.fromkeys(self.machines.addresses(), 0)

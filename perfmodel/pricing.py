@@ -62,7 +62,7 @@ def price_step(
     own_kernel_s, launch_s, host_s = cost.iteration_terms(new_tokens, rows, logits_rows)
     launch_s += exchange_launches_s(cost, step)
     terms = cost.decode_attention_terms(rows)
-    stretch = 1 / (1 - min(around.share, MAX_SERVED_SHARE))
+    stretch = 1 / (1 - min(around.share + cost.instance.engine.background_frac, MAX_SERVED_SHARE))
     kernel_s = own_kernel_s * stretch
     lines = [(max(kernel_s + (prefill_s + terms.floor_s) * stretch, launch_s), 0.0)]
     bends: list[Bend] = []

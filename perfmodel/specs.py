@@ -131,7 +131,9 @@ class EngineSpec:
     """Host side of an engine: iteration = max(kernels, launches) + iteration_s + row_s · rows.
 
     `fitted_rows`: largest batch the numbers were fitted on (0: not fitted, chosen). `splits_all_heads`: few rows are split along
-    their KV even where query heads do not share KV heads (MHA), so that they use the whole GPU.
+    their KV even where query heads do not share KV heads (MHA), so that they use the whole GPU. `background_frac`: share of an
+    instance's time that its core gives to the rest of the serving system. `message_s`: one way between two managers (0: a link's
+    latency alone).
     """
 
     name: str
@@ -141,6 +143,8 @@ class EngineSpec:
     exchange_s_per_layer_per_peer: float
     fitted_rows: int = 0
     splits_all_heads: bool = False
+    background_frac: float = 0.0
+    message_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,12 @@ class Head:
         """Begun by the instances that live."""
         return sum(member.state.num_iterations for member in self._instances() if member.state)
 
+    def core_frac(self) -> float:
+        """Of the time of all iterations, that in which their thread had its core; 1 where there was none."""
+        states = [member.state for member in self._instances() if member.state]
+        busy_s = sum(state.busy_s for state in states)
+        return sum(state.core_s for state in states) / busy_s if busy_s else 1.0
+
     # ---- requests ------------------------------------------------------------------------------------------------------------
     def _arrive(self, req_id: int) -> None:
         now_s = self.fleet.now_s()

@@ -207,7 +207,8 @@ class Instance:
     def _look(self) -> State:
         machine = self.machine
         at_rest = machine.at_rest and self.executor.step is None
-        counters, work = replace(machine.counters), (self.executor.num_iterations, self.executor.busy_s)
+        counters, executor = replace(machine.counters), self.executor
+        work = executor.num_iterations, executor.busy_s, executor.core_s
         return State(self.host.now_s(), counters, machine.sample(), at_rest, self.ranks.own.progress_s, *work)
 
     # ---- steps ---------------------------------------------------------------------------------------------------------------

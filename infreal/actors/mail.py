@@ -117,7 +117,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """An instance behind its last entry. progress_s: when an iteration or a copy last ended there."""
+    """An instance behind its last entry. progress_s: when an iteration or a copy last ended there · busy_s: in iterations ·
+    core_s: of it, time in which their thread had its core."""
 
     t_s: float
     counters: Counters
@@ -126,6 +127,7 @@ class State:
     progress_s: float
     num_iterations: int
     busy_s: float
+    core_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,8 +147,20 @@ class Subject:
         return attend
 
     def head(self, rows: int) -> Callable[[], object]:
+        """Behind a forward pass where the clock allows: alone, its weights would stay in a cache."""
         x = torch.randn(rows, self.decoder.config.hidden_size, device=self.decoder.device).to(self.decoder.dtype)
-        return lambda: self.decoder.logits(x).argmax(-1)
+        if not self.reads_clock_in_place:
+            return lambda: self.decoder.logits(x).argmax(-1)
+        layers, (now_s, _) = self._forward(self.batch([(1, 1)], wants_logits=False)), clock("cpu")
+
+        @torch.inference_mode()
+        def head() -> Took:
+            layers()
+            start_s = now_s()
+            self.decoder.logits(x).argmax(-1)
+            return Took(now_s() - start_s)
+
+        return head
 
     def host(self, rows: int) -> Callable[[], object]:
         """What an iteration does beside the forward pass: its batch made, tokens read back and taken down."""

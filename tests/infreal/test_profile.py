@@ -70,9 +70,10 @@ def test_attention_and_the_rest_are_parts_of_one_forward_pass(profiled):
         local_attention=decoder.local_attention,
         forward=lambda batch, attend: seen.append(batch.num_tokens) or decoder.forward(batch, attend),
     )
-    attention, rest = subject.attention([(1, 4096)])(), subject.without_attention(5)()
-    assert seen == [1, 5] and isinstance(attention, Took) and isinstance(rest, Took)
-    assert attention > 0 and rest > 0
+    subject.decoder.logits, subject.decoder.dtype = decoder.logits, decoder.dtype
+    attention, rest, head = subject.attention([(1, 4096)])(), subject.without_attention(5)(), subject.head(3)()
+    assert seen == [1, 5, 1], "the head is measured behind a forward pass"
+    assert all(isinstance(part, Took) and part > 0 for part in (attention, rest, head))
 
 
 def test_queries_to_a_peer_cost_the_debtor_something(profiled):
@@ -82,6 +83,27 @@ def test_queries_to_a_peer_cost_the_debtor_something(profiled):
     list(calibrate([f"infreal={profiled / 'profile.csv'}"], profiled / "exchange.json"))
     engine = cost_of(str(profiled / "config.json"), "float32", "cpu", profiled / "exchange.json").instance.engine
     assert engine.exchange_s_per_layer_per_peer == pytest.approx(row["time_s"], rel=1e-5)
+
+
+def test_what_actors_cost_is_in_the_pack(profiled, tmp_path):
+    """An iteration that has its core 80 % of the time takes 1.25 times as long, and a message 5 ms."""
+    table = pd.read_csv(profiled / "profile.csv")
+    times = {"message": 0.005, "actor_iterations": 1.0, "actor_iterations_core": 0.8}
+    more = [table.iloc[0].to_dict() | {"operator": name, "time_s": time_s} for name, time_s in times.items()]
+    pd.concat([table, pd.DataFrame(more)]).to_csv(tmp_path / "p.csv", index=False)
+    list(calibrate([f"infreal={tmp_path / 'p.csv'}"], tmp_path / "pack.json"))
+    engine = cost_of(str(profiled / "config.json"), "float32", "cpu", tmp_path / "pack.json").instance.engine
+    assert (engine.background_frac, engine.message_s) == pytest.approx((0.2, 0.005))
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_actors_are_measured_in_a_run_of_their_own(profiled, tmp_path):
+    pytest.importorskip("ray")
+    args = [argument for argument in arguments(tmp_path) if argument != "--no-pair"]
+    assert main([*args, "--only-pair"]) == 0
+    times = pd.read_csv(tmp_path / "profile.csv").set_index("operator")["time_s"]
+    assert 0 < times["actor_iterations_core"] < times["actor_iterations"] and times["message"] > 0
 
 
 def test_it_resumes_where_it_was_interrupted(profiled, tmp_path):

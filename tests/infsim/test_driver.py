@@ -1,6 +1,7 @@
 """The simulator as a whole: scenarios, macro steps against single iterations, replay, theory."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from experiments.eventlog import EventLog, Replay, read_log
 from infsim.driver import Simulation
+from perfmodel.cost import CostModel
 
 
 class Commands:
@@ -161,6 +163,14 @@ def test_latency_of_one_request_is_the_hand_computed_sum(cluster, workload):
     decode = sum(iteration_s(1, terms.at(100 + i)) for i in range(1, 20))
     assert result["first_token_s"][0] == pytest.approx(first, rel=1e-12)
     assert result["finish_s"][0] == pytest.approx(first + decode, rel=1e-12)
+
+
+def test_messages_take_as_long_as_was_measured(cluster, workload):
+    spec = cluster(num_instances=1)
+    engine = replace(spec.truth.instance.engine, message_s=0.5)
+    slow = replace(spec, truth=CostModel(replace(spec.truth.instance, engine=engine), spec.truth.curves))
+    first_s = [Simulation(s, workload([(100, 20)])).run().requests["first_token_s"][0] for s in (slow, spec)]
+    assert first_s[0] - first_s[1] == pytest.approx(0.5 - spec.instance.inter_link.latency_s)
 
 
 def test_md1_waiting_time(cluster, workload):

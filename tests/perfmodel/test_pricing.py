@@ -1,5 +1,7 @@
 """Prices of steps whose requests read elsewhere: what is hidden, what is waited for, what a busy creditor keeps for itself."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiments.catalogue import load_engine, load_gpu, load_link, load_model
@@ -35,6 +37,16 @@ def chunk(*remote):
 def wait_s(cost, step, surroundings):
     price = price_step(cost, step, surroundings)
     return price.time.total_s(1) - price.alone.total_s(1)
+
+
+def test_what_the_rest_of_the_system_takes_of_a_core_makes_iterations_longer(cost):
+    engine = replace(cost.instance.engine, background_frac=0.2, launch_s_per_layer=0.0, iteration_s=0.0, row_s=0.0)
+    slowed, free = (
+        CostModel(replace(cost.instance, engine=replace(engine, background_frac=frac)), cost.curves)
+        for frac in (0.2, 0.0)
+    )
+    slow_s, free_s = (price_step(c, decode(10_000), around()).time.total_s(1) for c in (slowed, free))
+    assert slow_s == pytest.approx(free_s / 0.8)
 
 
 def test_remote_attention_is_hidden_behind_local_attention(cost):
