@@ -6,7 +6,7 @@ the current attempt can end it.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from perfmodel.errors import InputError
@@ -28,6 +28,8 @@ from perfmodel.messages import (
     SubmitRequest,
 )
 
+GROUP = 32  # instances whose least load is remembered
+
 
 @dataclass(slots=True)
 class DispatchView:
@@ -37,6 +39,33 @@ class DispatchView:
     num_instances: int
     block_tokens: int
     load_blocks: list[float]
+    _least: list[float] = field(init=False)  # of each group
+
+    def __post_init__(self) -> None:
+        self._least = [min(self.load_blocks[i : i + GROUP]) for i in range(0, self.num_instances, GROUP)]
+
+    def set_load(self, instance: int, blocks: float) -> None:
+        group, before = instance // GROUP, self.load_blocks[instance]
+        self.load_blocks[instance] = blocks
+        if blocks < self._least[group]:
+            self._least[group] = blocks
+        elif before == self._least[group]:
+            self._least[group] = min(self.load_blocks[group * GROUP : (group + 1) * GROUP])
+
+    def least_loaded(self, first: int = 0) -> int:
+        """The instance of the least load; among equals the next one from `first` on, in a circle."""
+        least = min(self._least)
+        found = self._find(least, first, self.num_instances)
+        return found if found >= 0 else self._find(least, 0, first)
+
+    def _find(self, load: float, begin: int, end: int) -> int:
+        """The first of the instances begin … end − 1 with this load, the least of all; −1 where there is none."""
+        for group in range(begin // GROUP, -(-end // GROUP)):
+            if self._least[group] == load:
+                part = slice(max(begin, group * GROUP), min(end, (group + 1) * GROUP))
+                if load in self.load_blocks[part]:
+                    return self.load_blocks.index(load, part.start, part.stop)
+        return -1
 
 
 class DispatchPolicy(Protocol):
@@ -93,6 +122,7 @@ class Dispatcher:
 
     def check_invariants(self) -> None:
         assert all(load >= 0 for load in self.view.load_blocks), self.view.load_blocks
+        assert self.view.load_blocks[self.view.least_loaded()] == min(self.view.load_blocks)
 
     def _dispatch(self, held: _Open) -> list[Command]:
         if len(self._lost) == self.view.num_instances:
@@ -102,7 +132,7 @@ class Dispatcher:
         blocks = held.request.input_tokens // self.view.block_tokens + 1
         self._sent[instance] += 1
         self._unreported[instance].append((self._sent[instance], blocks))
-        self.view.load_blocks[instance] += blocks
+        self.view.set_load(instance, self.view.load_blocks[instance] + blocks)
         held.instance, held.attempt = instance, held.attempt + 1
         return [Send(instance, SubmitRequest(held.request, held.attempt, held.sequence))]
 
@@ -122,7 +152,7 @@ class Dispatcher:
         while unreported and unreported[0][0] <= report.received:
             unreported.popleft()
         if instance not in self._lost:
-            self.view.load_blocks[instance] = report.load_blocks + sum(blocks for _, blocks in unreported)
+            self.view.set_load(instance, report.load_blocks + sum(blocks for _, blocks in unreported))
 
     def _end(self, instance: int, done: RequestDone) -> list[Command]:
         self._note_load(instance, done.load)
@@ -155,7 +185,7 @@ class Dispatcher:
         self._lost[instance] = [AbortRequest(held.request.req_id, held.attempt) for held in moved]
         self._sent[instance] = 0
         self._unreported[instance].clear()
-        self.view.load_blocks[instance] = float("inf")
+        self.view.set_load(instance, float("inf"))
         ended = [self._end_aborted(held, now_s) for held in moved if held.aborted]
         return ended + [command for held in moved if not held.aborted for command in self._dispatch(held)]
 
@@ -165,7 +195,7 @@ class Dispatcher:
         resent = self._lose(instance, now_s)  # nothing to do where its loss was noticed
         self._incarnations[instance] = incarnation
         stale = self._lost.pop(instance)
-        self.view.load_blocks[instance] = 0.0
+        self.view.set_load(instance, 0.0)
         commands: list[Command] = [Send(instance, abort) for abort in stale]  # it may have been alive all the time
         undelivered = [held for held in self._open.values() if held.instance is None]
         return resent + commands + [command for held in undelivered for command in self._dispatch(held)]

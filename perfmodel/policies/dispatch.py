@@ -11,8 +11,7 @@ class LeastLoaded:
         self._next = 0
 
     def choose(self, view: DispatchView, request: Request) -> int:
-        loads, least = view.load_blocks, min(view.load_blocks)
-        chosen = loads.index(least, self._next) if least in loads[self._next :] else loads.index(least)
+        chosen = view.least_loaded(self._next)
         self._next = chosen + 1
         return chosen
 

@@ -1,8 +1,10 @@
 """Dispatcher: loads, attempts, lost and returned instances, aborts."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from perfmodel.dispatcher import Dispatcher
+from perfmodel.dispatcher import Dispatcher, DispatchView
 from perfmodel.errors import InputError
 from perfmodel.messages import (
     AbortRequest,
@@ -141,3 +143,17 @@ def test_a_policy_that_names_no_instance_is_refused_by_name(choice):
 
     with pytest.raises(InputError, match=r"policy Lost sent request 1 to instance .* \(allowed: 0 to 1\)"):
         Talk(policy=Lost()).arrive(1)
+
+
+@given(
+    st.integers(1, 100),
+    st.lists(st.tuples(st.integers(0, 99), st.sampled_from([0.0, 1.0, 2.0, float("inf")]))),
+    st.data(),
+)
+def test_the_least_loaded_is_found_as_by_looking_at_all(num_instances, changes, data):
+    view = DispatchView(num_instances, 16, [0.0] * num_instances)
+    for instance, blocks in changes:
+        view.set_load(instance % num_instances, blocks)
+    first = data.draw(st.integers(0, num_instances))
+    in_turn = [i % num_instances for i in range(first, first + num_instances)]
+    assert view.least_loaded(first) == min(in_turn, key=lambda i: view.load_blocks[i])
