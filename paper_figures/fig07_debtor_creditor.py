@@ -92,7 +92,7 @@ def modelled(samples: pd.DataFrame, t_s: float, most_tokens: float) -> pd.DataFr
     pricer = Pricer(view, loads)
     pair = pricer.pair(0, 1, pricer.reads(0, 1))
     blocks = np.unique(np.linspace(1, most_tokens / 16, 120).astype(int))
-    debtor, creditor = pair.tok_per_s(blocks)
+    debtor, creditor = np.array([pair.tok_per_s(k) for k in blocks.tolist()]).T
     rates = {"debtor": debtor, "creditor": creditor, "total": debtor + creditor}
     frames = [
         pd.DataFrame({"side": side, "moved_tokens": 16 * blocks, "tok_per_s": rate}) for side, rate in rates.items()

@@ -12,30 +12,29 @@ with the host of simulators.md and the share of its time in which an instance se
   is a little dearer, and keeps the argument below true. So does leaving out the early lines of `DecodeTerms`: attention of a few
   rows with short contexts counts as more than it is.)
 
-**Where the best k lies.** Between breakpoints β′ and β_c are constant, the debtor's iteration is one of the lines under its
-max(…), hence a + b·k, and the MA served is affine in k. So TPS is β′/(a + b·k) there, plus a constant (a creditor whose
-launches hide what it serves) or c · max(1 − d − e·k, least): convex, and its maximum lies on an end. Breakpoints are k = 0, 1
-and block_max, every admission at the debtor and every shrink of the creditor (both sides of the step), and every crossing of
-two lines under a max(…) (both neighbouring integers). All are evaluated at once, as arrays.
+**Where the best k lies.** With a prompts admitted at the debtor and b at the creditor, the debtor's iteration is the highest of
+a line that falls with k (local attention), one that rises (MA on this creditor) and a level: it falls up to some k and never
+after. The MA served rises with k, so the creditor's TPS is level for a while, then falls: a constant, then
+c · max(1 − d − e·k, least). TPS is therefore convex where the debtor's iteration falls, on either side of the end of the
+creditor's level, and nowhere rises after. So the best k is 0, or an end of such a piece: where a or b changes (both sides of
+the step), where the debtor's iteration ceases to fall or the creditor's level ends (both neighbouring integers).
+
+**What is not looked at.** With a prompts admitted the debtor does no better than if it read as little as it can then and waited
+for nobody. Where that and the most that the creditor can do are less than what was found already, no such k is priced.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from perfmodel.borrowing import exchange_s, residual_s
 from perfmodel.pricing import MAX_SERVED_SHARE
 from perfmodel.specs import LinkSpec
-from perfmodel.view import ClusterView, Load, RemoteRead, read_of
+from perfmodel.view import ClusterView, Load, RemoteRead, prompt_blocks, read_of
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Numbers = Floats | float
-FEW_BLOCKS = 32  # up to here each number is looked at
+UNLIMITED = 1 << 62  # free blocks
 
 
 class Offer(NamedTuple):
@@ -46,70 +45,64 @@ class Offer(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Decode iterations of an instance with so many waiting prompts admitted: numbers, or arrays along admissions or moves.
+    """Decode iterations of an instance with some waiting prompts admitted, of `prompt_tokens` tokens in all.
 
-    `prompt_tokens` of those prompts; attention as in `CostModel.decode_attention_terms`.
+    Attention as in `CostModel.decode_attention_terms`.
     """
 
-    prompt_tokens: Numbers
-    rows: Numbers
-    kernel_s: Numbers
-    launch_s: Numbers
-    host_s: Numbers
-    floor_s: Numbers
-    base_s: Numbers
-    s_per_token: Numbers
+    prompt_tokens: int
+    rows: int
+    kernel_s: float
+    launch_s: float
+    host_s: float
+    floor_s: float
+    base_s: float
+    s_per_token: float
 
-    def busy_s(self, read_tokens: Numbers | Ints, wait_s: Numbers) -> Floats:
+    def busy_s(self, read_tokens: int, wait_s: float) -> float:
         """Kernels, attention and host, where the present batch reads `read_tokens` tokens."""
-        context_tokens = np.maximum(read_tokens + self.prompt_tokens, 0.0)
-        local_s = np.maximum(self.floor_s, self.base_s + self.s_per_token * context_tokens)
-        busy_s: Floats = self.kernel_s + np.maximum(local_s, wait_s) + self.host_s
-        return busy_s
+        context_tokens = max(0, read_tokens + self.prompt_tokens)
+        local_s = max(self.floor_s, self.base_s + self.s_per_token * context_tokens)
+        return self.kernel_s + max(local_s, wait_s) + self.host_s
 
-    def tok_per_s(self, busy_s: Floats, launch_s: Numbers, share: Numbers) -> Floats:
-        stretched_s = busy_s / np.maximum(1.0 - share, 1.0 - MAX_SERVED_SHARE)
-        iteration_s: Floats = np.maximum(stretched_s, self.launch_s + launch_s + self.host_s)
-        return self.rows / np.maximum(iteration_s, 1e-12)
+    def tok_per_s(self, busy_s: float, launch_s: float, share: float) -> float:
+        stretched_s = busy_s / max(1.0 - share, 1.0 - MAX_SERVED_SHARE)
+        return self.rows / max(stretched_s, self.launch_s + launch_s + self.host_s, 1e-12)
 
 
 @dataclass(slots=True, eq=False)
 class Terms:
-    """Rates of an instance by a = 0 … A, the waiting prompts admitted (arrays of A + 1). Moves change none of this.
+    """Rates of an instance by a = 0 … A, the waiting prompts admitted. Moves change none of this.
 
-    need_blocks[a]: free blocks, those kept back included, from which prompt a is in too (array of A).
+    need_blocks[a]: free blocks, those kept back included, from which prompt a is in too (A of them) · prompt_tokens[a]: of the
+    first a prompts and their next tokens · decode_times[rows]: a column of `CostModel.decode_table`.
     """
 
-    need_blocks: Ints
-    rates: Rates
-    _table: Floats = field(init=False)
-    _first: Rates = field(init=False)
+    batch: int
+    need_blocks: list[int]
+    prompt_tokens: list[int]
+    decode_times: list[list[float]]
 
-    def __post_init__(self) -> None:
-        self._table = np.array(self.rates)
-        self._first = Rates(*self._table[:, 0].tolist())
+    def rates(self, admitted: int) -> Rates:
+        rows = self.batch + admitted
+        return Rates(self.prompt_tokens[admitted], rows, *self.decode_times[rows])
 
-    def within(self, free_blocks: Ints) -> Rates:
-        """With the prompts that are in where so many blocks are free."""
-        if not len(self.need_blocks):
-            return self._first
-        admitted = self.need_blocks.searchsorted(free_blocks, "right")
-        return Rates(*self._table.take(admitted, axis=1))
+    def admitted(self, free_blocks: int) -> int:
+        """Prompts that are in where so many blocks are free."""
+        return bisect_right(self.need_blocks, free_blocks)
+
+    def room(self, admitted: int) -> tuple[int, int]:
+        """Free blocks, from … to below, with which so many prompts are in."""
+        need, last = self.need_blocks, len(self.need_blocks)
+        return need[admitted - 1] if admitted else 0, need[admitted] if admitted < last else UNLIMITED
 
 
-def decode_terms(load: Load, block_tokens: int, times: Callable[[int], Floats]) -> Terms:
-    """Terms of an instance, up to the prompts that can be in once its longest request has left. `times`:
-    `CostModel.decode_table`."""
-    prompts = np.array(load.waiting, dtype=np.int64)
-    need = np.cumsum(prompts // block_tokens + 1) + load.headroom_blocks
-    need[:1] += load.kept_blocks - load.headroom_blocks
-    movable = max((request.movable_blocks for request in load.longest), default=0)
-    count = int(np.searchsorted(need, load.free_blocks + load.pledged_blocks + movable, "right"))
-    first, last = load.batch, load.batch + count
-    tokens = np.zeros(count + 1)
-    np.cumsum(prompts[:count] + 1, out=tokens[1:])
-    rows = np.arange(first, last + 1, dtype=np.float64)
-    return Terms(need[:count], Rates(tokens, rows, *times(last)[:, first : last + 1]))
+def decode_terms(load: Load, block_tokens: int, decode_times: list[list[float]]) -> Terms:
+    need = list(accumulate(prompt_blocks(tokens, block_tokens) for tokens in load.waiting))
+    need = [blocks + load.headroom_blocks for blocks in need]
+    need[:1] = [blocks + load.kept_blocks - load.headroom_blocks for blocks in need[:1]]
+    tokens = list(accumulate((tokens + 1 for tokens in load.waiting), initial=0))
+    return Terms(load.batch, need, tokens, decode_times)
 
 
 class Side(NamedTuple):
@@ -129,13 +122,16 @@ class Side(NamedTuple):
 
 class Reads(NamedTuple):
     """What a debtor reads on one creditor: MA = max(floor_s, base_s + block_s · k), exchange_s what it waits for besides;
-    launch_s for all its peers. All layers; numbers, or arrays along k."""
+    launch_s for all its peers. All layers."""
 
-    exchange_s: Numbers
-    launch_s: Numbers
-    floor_s: Numbers
-    base_s: Numbers
-    block_s: Numbers
+    exchange_s: float
+    launch_s: float
+    floor_s: float
+    base_s: float
+    block_s: float
+
+    def ma_s(self, blocks: int) -> float:
+        return max(self.floor_s, self.base_s + self.block_s * blocks)
 
 
 @dataclass(slots=True, eq=False)
@@ -150,62 +146,92 @@ class Pair:
     peer_launch_s: float
     period_s: float  # of the debtor's iterations
 
-    def tok_per_s(self, blocks: Ints) -> tuple[Floats, Floats]:
+    def tok_per_s(self, blocks: int) -> tuple[float, float]:
         """TPS of the debtor and of the creditor with `blocks` blocks moved."""
         debtor, creditor = self.debtor, self.creditor
-        reads = Reads(*np.array((self.before, self.after)).T.take(blocks > 0, axis=1))
-        ma_s = np.maximum(reads.floor_s, reads.base_s + reads.block_s * blocks)
-        others_s = np.maximum(reads.launch_s - self.peer_launch_s, 0.0)
-        wait_s = np.maximum(reads.exchange_s + ma_s, debtor.wait_s) + others_s
-        rates = debtor.terms.within(debtor.free_blocks + blocks)
+        lending = debtor.terms.rates(debtor.terms.admitted(debtor.free_blocks + blocks))
+        serving = creditor.terms.rates(creditor.terms.admitted(creditor.free_blocks - blocks))
+        return self._lending_tok_per_s(lending, blocks), self._serving_tok_per_s(serving, blocks)
+
+    def _lending_tok_per_s(self, rates: Rates, blocks: int) -> float:
+        debtor, reads = self.debtor, self.after if blocks else self.before
+        others_s = max(0.0, reads.launch_s - self.peer_launch_s)
+        wait_s = max(reads.exchange_s + reads.ma_s(blocks), debtor.wait_s) + others_s
         busy_s = rates.busy_s(debtor.context_tokens - self.block_tokens * blocks, wait_s)
-        lending = rates.tok_per_s(busy_s, reads.launch_s, debtor.served_share)
-        rates = creditor.terms.within(creditor.free_blocks - blocks)
-        busy_s = rates.busy_s(creditor.context_tokens, creditor.wait_s)
-        share = creditor.served_share + ma_s / self.period_s
-        return lending, rates.tok_per_s(busy_s, creditor.launch_s, share)
+        return rates.tok_per_s(busy_s, reads.launch_s, debtor.served_share)
+
+    def _serving_tok_per_s(self, rates: Rates, blocks: int) -> float:
+        creditor, reads = self.creditor, self.after if blocks else self.before
+        share = creditor.served_share + reads.ma_s(blocks) / self.period_s
+        return rates.tok_per_s(rates.busy_s(creditor.context_tokens, creditor.wait_s), creditor.launch_s, share)
 
     def best(self, block_max: int) -> Offer:
         """The k in 0 … block_max with the highest gain, the smallest of equals. The debtor decodes where block_max > 0."""
         if block_max < 1:
             return Offer(0, 0.0)
-        blocks = self._breakpoints(block_max) if block_max > FEW_BLOCKS else np.arange(block_max + 1)
-        tok_per_s = np.add(*self.tok_per_s(blocks))
-        i = int(tok_per_s.argmax())
-        return Offer(int(blocks[i]), float(tok_per_s[i] - tok_per_s[0]))
+        debtor = self.debtor
+        now = best = sum(self.tok_per_s(0))
+        num_blocks = 0
+        servings = self._servings(block_max)
+        steps = [step for rates in servings for step in self._serving_ends(rates)]
+        most = max(self._serving_tok_per_s(rates, 1) for rates in servings)
+        lowest = debtor.terms.admitted(debtor.free_blocks + 1)
+        for admitted in range(debtor.terms.admitted(debtor.free_blocks + block_max), lowest - 1, -1):
+            rates = debtor.terms.rates(admitted)
+            first, end = debtor.terms.room(admitted)
+            first, last = max(1, first - debtor.free_blocks), min(end - 1 - debtor.free_blocks, block_max)
+            if first > last:
+                continue
+            lending_most = self._lending_most(rates, last)
+            if lending_most + most < best:
+                continue
+            if lending_most + max(self._serving_tok_per_s(serving, first) for serving in servings) < best:
+                continue
+            for blocks in ends_of(first, last, [self._falls_until(rates), *steps]):
+                total = sum(self.tok_per_s(blocks))
+                if total > best or (total == best and blocks < num_blocks):
+                    best, num_blocks = total, blocks
+        return Offer(num_blocks, best - now)
 
-    def _breakpoints(self, block_max: int) -> Ints:
-        """Sorted, from 0 to block_max."""
-        admissions = self.debtor.terms.need_blocks - self.debtor.free_blocks
-        shrinks = self.creditor.free_blocks - self.creditor.terms.need_blocks
-        firsts = (*self._debtor_crossings(), *self._creditor_crossings(), admissions - 1, shrinks, (0,))
-        points = np.concatenate(firsts)
-        points = np.floor(points[(points >= 0) & (points < block_max)])
-        steps = np.concatenate((points, points + 1, (0, block_max)))
-        steps.sort()
-        return steps.astype(np.int64)
+    def _lending_most(self, rates: Rates, blocks: int) -> float:
+        """TPS of the debtor for up to so many k > 0, were no creditor waited for."""
+        debtor = self.debtor
+        busy_s = rates.busy_s(debtor.context_tokens - self.block_tokens * blocks, 0.0)
+        return rates.tok_per_s(busy_s, self.after.launch_s, debtor.served_share)
 
-    def _debtor_crossings(self) -> tuple[Any, ...]:
-        """k where lines under a max(…) meet, whatever the admissions. Of three lines: one falls (local attention), one rises
-        (this creditor's MA), and the highest of the rest is level."""
-        debtor, rates, reads = self.debtor, self.debtor.terms.rates, self.after
+    def _falls_until(self, rates: Rates) -> float:
+        """The k up to which the debtor's iteration gets shorter: local attention meets what does not fall with k."""
+        debtor, reads = self.debtor, self.after
         others_s = max(0.0, reads.launch_s - self.peer_launch_s)
         launches = rates.launch_s + reads.launch_s + rates.host_s
         level = launches * max(1.0 - debtor.served_share, 1.0 - MAX_SERVED_SHARE) - rates.host_s - rates.kernel_s
-        level = np.maximum(level, np.maximum(rates.floor_s, rates.base_s))
-        level = np.maximum(level, others_s + max(debtor.wait_s, reads.exchange_s + reads.floor_s))
+        level = max(level, rates.floor_s, rates.base_s)
+        level = max(level, others_s + max(debtor.wait_s, reads.exchange_s + reads.floor_s))
         falling = rates.base_s + rates.s_per_token * (debtor.context_tokens + rates.prompt_tokens)
         fall = rates.s_per_token * self.block_tokens
         rising = others_s + reads.exchange_s + reads.base_s
-        return (falling - level) / fall, (level - rising) / reads.block_s, (falling - rising) / (fall + reads.block_s)
+        return min((falling - level) / fall, (falling - rising) / (fall + reads.block_s))
 
-    def _creditor_crossings(self) -> tuple[Any, ...]:
-        """Where what the creditor serves is no longer hidden by its launches, or leaves its floor."""
-        creditor, rates, reads = self.creditor, self.creditor.terms.rates, self.after
+    def _servings(self, block_max: int) -> list[Rates]:
+        """Of the creditor, for 1 … block_max blocks."""
+        free_blocks, terms = self.creditor.free_blocks, self.creditor.terms
+        lowest, highest = terms.admitted(free_blocks - block_max), terms.admitted(free_blocks - 1)
+        return [terms.rates(admitted) for admitted in range(lowest, highest + 1)]
+
+    def _serving_ends(self, rates: Rates) -> tuple[float, float, float]:
+        """The k up to which MA keeps to its floor, launches hide it, and the creditor has so many rows."""
+        creditor, reads = self.creditor, self.after
         launches = rates.launch_s + creditor.launch_s + rates.host_s
         busy = rates.busy_s(creditor.context_tokens, creditor.wait_s)
-        ma_s = (1.0 - creditor.served_share - busy / np.maximum(launches, 1e-12)) * self.period_s
-        return (ma_s - reads.base_s) / reads.block_s, ((reads.floor_s - reads.base_s) / reads.block_s,)
+        ma_s = (1.0 - creditor.served_share - busy / max(launches, 1e-12)) * self.period_s
+        rows_until = creditor.free_blocks - creditor.terms.room(rates.rows - creditor.terms.batch)[0]
+        return (reads.floor_s - reads.base_s) / reads.block_s, (ma_s - reads.base_s) / reads.block_s, rows_until
+
+
+def ends_of(first: int, last: int, steps: Sequence[float]) -> set[int]:
+    """The first and last k of the pieces into which `steps` cut first … last."""
+    inside = [int(step) for step in steps if first <= step < last]
+    return {first, last, *inside, *(step + 1 for step in inside)}
 
 
 class Pricer:
@@ -214,6 +240,8 @@ class Pricer:
     def __init__(self, view: ClusterView, loads: Mapping[int, Load]) -> None:
         self._view, self._loads, self._cost = view, loads, view.belief
         self._terms: dict[int, Terms] = {}
+        most_rows = max((load.batch + len(load.waiting) for load in loads.values()), default=0)
+        self._decode_times: list[list[float]] = self._cost.decode_table(most_rows)[:, : most_rows + 1].T.tolist()
         self._periods: dict[int, tuple[Load, float]] = {}  # with the load it holds for
         self._exchanges: dict[tuple[LinkSpec, int], float] = {}
         layers, engine = self._cost.instance.model.num_layers, self._cost.instance.engine
@@ -290,7 +318,7 @@ class Pricer:
     def _side(self, instance: int, wait_s: float, served_share: float) -> Side:
         load = self._loads[instance]
         if instance not in self._terms:
-            self._terms[instance] = decode_terms(load, self._view.block_tokens, self._cost.decode_table)
+            self._terms[instance] = decode_terms(load, self._view.block_tokens, self._decode_times)
         free_blocks, launch_s = load.free_blocks + load.pledged_blocks, self._peers(instance) * self._peer_launch_s
         return Side(self._terms[instance], free_blocks, load.context_tokens, wait_s, launch_s, served_share)
 
