@@ -10,7 +10,7 @@ from experiments.bands import bands
 from experiments.catalogue import gpu_of_device, load_gpu, table
 from experiments.fitting import Fitted, fit_all, label, short, width_of
 from experiments.importers import read_profile
-from experiments.machine import engine_entry, link_entry, tensor_parallel
+from experiments.machine import engine_entry, link_entry
 from experiments.packs import FORMAT, Pack, write_pack
 from experiments.profile import Profile
 from perfmodel.basis import Domain
@@ -109,12 +109,7 @@ def make_pack(name: str, profiles: Sequence[Profile], gpu: GpuSpec, fitted: dict
         "sources": [source_entry(profile) for profile in profiles],
         "operators": {name: [law_entry(law) for law in laws] for name, laws in fitted.items()},
         "bands": bands(profiles, fitted) if first.format != "infreal" else {},
-    } | (machine_entry(first) if first.format == "infreal" else {})
-
-
-def machine_entry(profile: Profile) -> dict[str, Any]:
-    """What a machine's own pack says beside its laws."""
-    return {"engine": short(engine_entry(profile)), "tensor_parallel": tensor_parallel(profile)}
+    } | ({"engine": short(engine_entry(first))} if first.format == "infreal" else {})
 
 
 def source_entry(profile: Profile) -> dict[str, Any]:

@@ -8,11 +8,8 @@ import pandas as pd
 
 from experiments.profile import Profile
 from perfmodel.calibrate import FitError
-from perfmodel.calibrate_allreduce import AllReduceRows, fit_all_reduce
 from perfmodel.calibrate_whole import fit_knots, fit_whole_decode, fit_whole_prefill, relative_nnls
-from perfmodel.curves import ALL_REDUCE_S
 from perfmodel.errors import InputError
-from perfmodel.laws.allreduce import RingAllReduce
 
 Fit = Callable[[pd.DataFrame], tuple[Any, FitError]]
 
@@ -34,26 +31,11 @@ FITS: dict[str, Fit] = {
 
 
 def fit_machine(profile: Profile) -> dict[str, tuple[Any, FitError]]:
-    """All four, and sums over ranks where the model was cut over several.
-
-    Raises InputError where one is missing: the parts of an iteration belong together.
-    """
-    needed = [*FITS, "all_reduce"] if tensor_parallel(profile) > 1 else list(FITS)
-    missing = [name for name in needed if profile.operator(name).empty]
+    """All four. Raises InputError where one is missing: the parts of an iteration belong together."""
+    missing = [name for name in FITS if profile.operator(name).empty]
     if missing:
         raise InputError(f"{profile.path}: no rows of {', '.join(missing)} (infreal profile was not finished)")
-    found = {name: fit(profile.operator(name)) for name, fit in FITS.items()}
-    if "all_reduce" in needed:
-        sums = profile.operator("all_reduce")
-        rows = AllReduceRows(*(column(sums, name) for name in ("num_bytes", "ranks", "time_s")))
-        found["all_reduce"] = fit_all_reduce(rows, str(sums["link"].iloc[0]), RingAllReduce(ALL_REDUCE_S))
-    return found
-
-
-def tensor_parallel(profile: Profile) -> int:
-    """Over how many ranks the model was cut; older files do not say."""
-    sizes = profile.table["tensor_parallel"].dropna()
-    return int(sizes.max()) if len(sizes) else 1
+    return {name: fit(profile.operator(name)) for name, fit in FITS.items()}
 
 
 def engine_entry(profile: Profile) -> dict[str, float]:

@@ -72,22 +72,12 @@ def curves_of(instance: InstanceSpec, pack: str | None) -> Curves:
     curves = analytic_curves(instance.gpu, instance.model.dtype_bytes)
     if name != ANALYTIC:
         found = load_pack(name)
-        check_ranks(found, instance)
         if fits(found, instance):
             curves = curves_from(found, instance.gpu)
         elif pack:
             width = found["dtype_bytes"]
             raise InputError(f"pack {name}: fitted for {width}-byte numbers, {instance.model.name} has others")
     return curves.at_end(end) if end else curves
-
-
-def check_ranks(pack: Pack, instance: InstanceSpec) -> None:
-    """A machine's own pack has layers measured whole, as one number of ranks shares them. Raises InputError for another."""
-    ranks = pack.get("tensor_parallel", instance.tensor_parallel)
-    if ranks != instance.tensor_parallel:
-        raise InputError(
-            f"pack {pack['name']}: measured with tensor_parallel {ranks}, the instance has {instance.tensor_parallel}"
-        )
 
 
 def fits(pack: Pack, instance: InstanceSpec) -> bool:

@@ -17,7 +17,6 @@ from infreal.generate import default_backend, default_device
 from infreal.model import ModelError
 from infreal.profiling.actors import measure_actors
 from infreal.profiling.check import check_pack
-from infreal.profiling.collectives import Unheard, measure_all_reduce
 from infreal.profiling.model import (
     CHUNKS,
     DECODE_ROWS,
@@ -33,7 +32,6 @@ from infreal.profiling.model import (
 from infreal.profiling.pair import MOVE_BYTES, PING_BYTES, measure_pair
 from infreal.profiling.table import MismatchError, Table
 from infreal.sources import load_model
-from infreal.transport.group import ALONE
 from perfmodel.errors import InputError
 
 ABOUT_POINTS = MOST_LAYER_POINTS + len(HEAD_ROWS) + len(HOST_ROWS) + 4 * len(DECODE_ROWS) + len(CHUNKS) * len(PREFIXES)
@@ -49,7 +47,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU (default: 1, a core as one GPU)")
     parser.add_argument("--pool-tokens", type=int, default=16384, help="KV tokens that fit (default: %(default)s)")
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share the model (default: 1)")
     pair = parser.add_mutually_exclusive_group()
     pair.add_argument("--no-pair", action="store_true", help="leave out what takes a second process")
     pair.add_argument("--only-pair", action="store_true", help="leave out what takes one")
@@ -75,8 +72,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "infreal profile") -> in
     device = args.device or default_device()
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device here")
-    if args.tp < 1 or (args.tp > 1 and (device == "cuda" or args.check)):
-        parser.error(f"--tp {args.tp} (allowed: 1 or more; on a GPU, and with --check, 1)")
     threads, cores = torch.get_num_threads(), sorted(os.sched_getaffinity(0))
     if args.core is not None and not 0 <= args.core < len(cores):
         parser.error(f"--core {args.core} (allowed: 0 to {len(cores) - 1})")
@@ -94,12 +89,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "infreal profile") -> in
 
 
 def measure(args: argparse.Namespace, device: str) -> None:
-    group = Unheard(args.tp) if args.tp > 1 else ALONE
-    decoder, backend = load_model(args.model, None, args.dtype, device, group), default_backend(device)
+    decoder, backend = load_model(args.model, None, args.dtype, device), default_backend(device)
     config, started_s = decoder.config, time.monotonic()
     shape = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     names = device_name(device), software(backend), str(decoder.dtype).removeprefix("torch.")
-    common = ProfileRow("", *names, tensor_parallel=args.tp, n=config.num_layers, k=config.hidden_size, **shape)
+    common = ProfileRow("", *names, tensor_parallel=1, n=config.num_layers, k=config.hidden_size, **shape)
     console = Console(file=sys.stderr, highlight=False)
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -114,9 +108,7 @@ def measure(args: argparse.Namespace, device: str) -> None:
             measure_model(table, Subject(decoder, backend, args.pool_tokens))
         if not args.no_pair and args.core is None:
             measure_pair(table)
-            if args.tp > 1:
-                measure_all_reduce(table, args.tp)
-            elif device == "cpu" and len(os.sched_getaffinity(0)) > 1:
+            if device == "cpu" and len(os.sched_getaffinity(0)) > 1:
                 measure_actors(table, args.model, args.dtype)
     print(f"{args.out}: {len(table.rows)} points of {args.model} on {names[0]}, {time.monotonic() - started_s:.0f} s")
 

@@ -27,10 +27,12 @@ class Partner:
         self.store = serve_store("127.0.0.1", timedelta(seconds=START_S))
         self._connection, theirs = get_context("spawn").Pipe()
         threads = torch.get_num_threads()
-        self._process = get_context("spawn").Process(target=_serve, args=(self.store.port, theirs), daemon=True)
+        self._process = get_context("spawn").Process(
+            target=_serve, args=(self.store.port, theirs, self.cores), daemon=True
+        )
         self._process.start()
         theirs.close()
-        use_core(0)
+        _use_core(0, self.cores)
         self._threads = threads
         self.transport = GlooTransport(0, 2, self.store)
         return self
@@ -56,16 +58,15 @@ class Partner:
         torch.set_num_threads(self._threads)
 
 
-def use_core(rank: int) -> None:
-    """One thread of torch; a core for each rank, where there are as many, as instances of one machine have."""
+def _use_core(rank: int, cores: set[int]) -> None:
+    """One thread of torch; a core for each rank, as instances of one machine have."""
     torch.set_num_threads(1)
-    cores = sorted(os.sched_getaffinity(0))
     if len(cores) > 1:
-        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+        os.sched_setaffinity(0, {sorted(cores)[rank]})
 
 
-def _serve(port: int, connection: Connection) -> None:
-    use_core(1)
+def _serve(port: int, connection: Connection, cores: set[int]) -> None:
+    _use_core(1, cores)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=START_S))
     transport = GlooTransport(1, 2, store)
     try:

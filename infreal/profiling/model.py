@@ -150,14 +150,14 @@ class Subject:
         """Behind a forward pass where the clock allows: alone, its weights would stay in a cache."""
         x = torch.randn(rows, self.decoder.config.hidden_size, device=self.decoder.device).to(self.decoder.dtype)
         if not self.reads_clock_in_place:
-            return lambda: self.decoder.next_tokens(self.decoder.logits(x))
+            return lambda: self.decoder.logits(x).argmax(-1)
         layers, (now_s, _) = self._forward(self.batch([(1, 1)], wants_logits=False)), clock("cpu")
 
         @torch.inference_mode()
         def head() -> Took:
             layers()
             start_s = now_s()
-            self.decoder.next_tokens(self.decoder.logits(x))
+            self.decoder.logits(x).argmax(-1)
             return Took(now_s() - start_s)
 
         return head
@@ -182,8 +182,11 @@ class Subject:
 
         def iterate() -> object:
             batch = self.batch(lengths)
-            logits = self.decoder.forward(batch, self.decoder.local_attention(batch, self.pool, self.backend))
-            return self.decoder.next_tokens(logits).tolist()
+            return (
+                self.decoder.forward(batch, self.decoder.local_attention(batch, self.pool, self.backend))
+                .argmax(-1)
+                .tolist()
+            )
 
         return iterate
 

@@ -12,17 +12,7 @@ import torch
 from infreal.bench.profile import COLUMNS, ProfileRow, write_profile
 
 KEY = ("operator", "rows", "tokens", "context_tokens", "num_bytes", "ranks", "link")
-SAME = (
-    "gpu",
-    "software",
-    "dtype",
-    "tensor_parallel",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "n",
-    "k",
-)  # in all rows of a file
+SAME = ("gpu", "software", "dtype", "heads", "kv_heads", "head_dim", "n", "k")  # in all rows of a file
 LEAST_REPEATS, MOST_REPEATS, ENOUGH_S = 3, 15, 0.6
 Point = tuple[object, ...]
 

@@ -1,23 +1,18 @@
 """`infreal profile` → `infsim calibrate --from infreal` → a pack that prices this model, on a model of two small layers."""
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 
 import infsim
 from experiments.calibrate import calibrate
-from experiments.machine import FITS
 from experiments.packs import load_pack
-from infreal.bench.profile import write_profile
 from infreal.profile import main
 from infreal.profiling.check import BATCHES, cost_of, iteration_s
-from infreal.profiling.collectives import REDUCED_BYTES, measure_all_reduce
 from infreal.profiling.model import Subject
-from infreal.profiling.table import Table, Took, read_rows, repeat
+from infreal.profiling.table import Took, repeat
 from infreal.sources import load_model
 from perfmodel.errors import InputError
 
@@ -76,7 +71,6 @@ def test_attention_and_the_rest_are_parts_of_one_forward_pass(profiled):
         forward=lambda batch, attend: seen.append(batch.num_tokens) or decoder.forward(batch, attend),
     )
     subject.decoder.logits, subject.decoder.dtype = decoder.logits, decoder.dtype
-    subject.decoder.next_tokens = decoder.next_tokens
     attention, rest, head = subject.attention([(1, 4096)])(), subject.without_attention(5)(), subject.head(3)()
     assert seen == [1, 5, 1], "the head is measured behind a forward pass"
     assert all(isinstance(part, Took) and part > 0 for part in (attention, rest, head))
@@ -174,61 +168,6 @@ def test_the_check_sets_measured_iterations_beside_priced_ones(profiled, capsys)
     assert head.split() == ["batch", "measured", "priced", "error"]
     assert [line[:48].strip() for line in lines] == list(BATCHES)
     assert all(line.endswith("%") for line in lines)
-
-
-@pytest.fixture(scope="module")
-def over_two_ranks(profiled, tmp_path_factory):
-    """The profile of a model cut over two ranks: sums measured by two processes, the rest as if it were a rank's."""
-    path = tmp_path_factory.mktemp("ranks") / "profile.csv"
-    rows = [replace(row, tensor_parallel=2, heads=2, kv_heads=1) for row in read_rows(profiled / "profile.csv")]
-    write_profile(path, rows)
-    point = dict.fromkeys(("rows", "tokens", "context_tokens", "time_s", "time_s_std", "repeats"))
-    table = Table(path, replace(rows[0], **point))
-    measure_all_reduce(table, 2)
-    num_rows = len(table.rows)
-    measure_all_reduce(table, 2)
-    assert num_rows == len(rows) + len(REDUCED_BYTES) == len(table.rows)
-    return path.parent
-
-
-def test_sums_over_ranks_are_measured_and_priced_by_their_size(profiled, over_two_ranks):
-    table = pd.read_csv(over_two_ranks / "profile.csv")
-    sums = table[table["operator"] == "all_reduce"]
-    assert sums["num_bytes"].tolist() == list(REDUCED_BYTES)
-    assert (sums["time_s"] > 0).all() and set(sums["ranks"]) == {2} and set(sums["link"]) == {"loopback"}
-    pack = over_two_ranks / "pack.json"
-    list(calibrate([f"infreal={over_two_ranks / 'profile.csv'}"], pack))
-    assert set(load_pack(str(pack))["operators"]) == {*FITS, "all_reduce"}
-    options = {"model": str(profiled / "config.json"), "gpu": "cpu", "link": "loopback"}
-    options |= {"pack": str(pack), "decode": ["4x512"]}
-    priced = infsim.predict(tp=2, **options)["parts"]
-    num_bytes = 4 * SHAPE["hidden_size"] * 4
-    sum_s = np.interp(num_bytes, sums["num_bytes"], np.minimum.accumulate(sums["time_s"][::-1])[::-1])
-    assert priced["collectives"]["s"] == pytest.approx(2 * SHAPE["num_hidden_layers"] * sum_s, rel=0.05)
-    assert priced["collectives"]["basis"] != "analytic"
-    with pytest.raises(InputError, match="measured with tensor_parallel 2, the instance has 1"):
-        infsim.predict(tp=1, **options)
-    table[table["operator"] != "all_reduce"].to_csv(over_two_ranks / "without.csv", index=False)
-    with pytest.raises(InputError, match="no rows of all_reduce"):
-        list(calibrate([f"infreal={over_two_ranks / 'without.csv'}"], pack))
-
-
-@pytest.mark.parametrize(("tp", "said"), [("3", "do not divide 4 heads"), ("0", "--tp 0 (allowed: 1 or more")])
-def test_a_number_of_ranks_that_does_not_divide_is_one_line(tmp_path, capsys, tp, said):
-    with pytest.raises(SystemExit) as exit:
-        main([*arguments(tmp_path), "--tp", tp])
-    assert exit.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert said in line
-
-
-@pytest.mark.slow
-def test_one_rank_of_two_is_profiled_by_its_own_shapes(tmp_path):
-    args = [argument for argument in arguments(tmp_path) if argument != "--no-pair"]
-    assert main([*args, "--tp", "2"]) == 0
-    table = pd.read_csv(tmp_path / "profile.csv")
-    assert set(table["tensor_parallel"]) == {2} and set(table["heads"]) == {2} and set(table["kv_heads"]) == {1}
-    assert {*FITS, "all_reduce", "host", "serving"} <= set(table["operator"])
 
 
 def test_an_unfinished_profile_is_one_line(profiled, tmp_path):
