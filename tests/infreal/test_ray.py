@@ -58,7 +58,9 @@ def test_tokens_moves_and_replay(cluster_of_three, tmp_path):
     """Prompts over two instances and moves in mid-decode: the tokens of the backend in one process, for each request; and the log
     gives fresh machines the same commands and tables."""
     make_spec = partial(cluster, 2, 60, placement=Restless)
-    load = workload([(30, 60), (40, 60), (260, 40), (20, 50)], gap_s=0.05)
+    load = workload(
+        [(30, 150), (40, 130), (260, 40), (20, 120)], gap_s=0.05
+    )  # long enough for moves to find them running
     seen = Commands()
     with (tmp_path / "events.jsonl").open("w") as file:
         run = RayRun(make_spec, load, observer=Together([EventLog(file, {}), seen])).finish()
