@@ -1,11 +1,12 @@
 """Orders between the ranks of an instance: whole, in order, and nothing but orders."""
 
+import io
 import pickle
 from decimal import Decimal
 
 import pytest
 
-from infreal.actors.channel import ROOM_BYTES, Channel
+from infreal.actors.channel import ROOM_BYTES, Channel, Items
 from infreal.actors.orders import Drop, Iterate
 from infreal.transport import TransportError
 
@@ -27,6 +28,22 @@ def test_what_is_no_order_is_not_made(network):
     leader.send([1], Decimal(1))
     with pytest.raises(pickle.UnpicklingError, match=r"decimal\.Decimal is no part of an order"):
         follower.receive(0, 10.0)
+
+
+@pytest.mark.parametrize("name", ["dataclass", "dataclass.__builtins__.get", "ReadRow", "Drop.__init__"])
+def test_what_a_module_of_orders_imports_is_not_made(name):
+    """Pickle reaches all of these by itself; from the second it can call anything."""
+    data = naming("infreal.actors.orders", name)
+    assert pickle.loads(data)
+    with pytest.raises(pickle.UnpicklingError, match="is no part of an order"):
+        Items(io.BytesIO(data)).load()
+    assert Items(io.BytesIO(naming("infreal.actors.orders", "Drop"))).load() is Drop
+
+
+def naming(module: str, name: str) -> bytes:
+    """A pickle of what has this name."""
+    texts = b"".join(b"\x8c" + bytes([len(text)]) + text.encode() for text in (module, name))
+    return b"\x80\x04" + texts + b"\x93."
 
 
 def test_a_leader_that_is_gone(network):
