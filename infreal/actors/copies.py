@@ -26,7 +26,7 @@ def send_copy(
     executor: Executor, peer: int, tag: int, blocks: Sequence[int], pace_blocks: int, wait: Callable[[], None]
 ) -> None:
     """pace_blocks: in a message, 0: as fits; wait() is called before each, and returns when it may go. Raises TransportError."""
-    piece = min(pace_blocks or PIECE_BLOCKS, len(blocks)) or NOTHING
+    piece = min(pace_blocks or PIECE_BLOCKS, len(blocks))  # NOTHING where there are none
     executor.transport.send(peer, tag, torch.tensor([piece]))
     for first in range(0, len(blocks), piece or 1):
         wait()

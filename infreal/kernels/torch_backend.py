@@ -50,15 +50,17 @@ def _attend_compiled(
     """Into how many parts a row is cut depends on the row and the number of threads alone, and so does its result."""
     from infreal.kernels.numba_decode import attend_parts  # numba takes its time to load
 
-    parts = [part for row, num_tokens in enumerate(lengths) for part in _parts(row, num_tokens, kv)]
+    by_row = [_parts(row, num_tokens, kv) for row, num_tokens in enumerate(lengths)]
+    parts = [part for own in by_row for part in own]
     if len(parts) == len(lengths):
         attend_parts(queries, kv, block_table, parts, states)
         return
     computed = Partial.empty((len(parts), *queries.shape[1:]), queries.device)
     attend_parts(queries, kv, block_table, parts, computed)
-    ends = torch.tensor([row for row, _, _ in parts]).bincount(minlength=len(lengths)).cumsum(0).tolist()
-    for row, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        merge(computed[first:end], states[row])
+    first = 0
+    for row, own in enumerate(by_row):
+        merge(computed[first : first + len(own)], states[row])
+        first += len(own)
 
 
 def _parts(row: int, num_tokens: int, kv: torch.Tensor) -> list[tuple[int, int, int]]:

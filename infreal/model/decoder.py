@@ -58,9 +58,7 @@ class Decoder:
             q, k, v = self._project(layer, _norm(x, layer.input_norm, eps), rotation)
             attention = attend(index, q, k, v).to(x.dtype).flatten(1)
             x += all_reduce(linear(attention, layer.out, layer.out_bias))
-            for part in x.split(MLP_TOKENS):
-                gated = _gated(linear(_norm(part, layer.post_norm, eps), layer.gate_up))
-                part.add_(all_reduce(linear(gated, layer.down)))
+            x += all_reduce(self._mlp(layer, x))
         return self.logits(x[batch.logits_index])
 
     @torch.inference_mode()
@@ -102,6 +100,14 @@ class Decoder:
         is_here = (token_ids >= first) & (token_ids < end)
         rows = F.embedding((token_ids - first).where(is_here, 0), embedding)
         return self.group.all_reduce(rows.masked_fill_(~is_here.unsqueeze(1), 0))
+
+    def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the sum."""
+        out = []
+        for part in x.split(MLP_TOKENS):
+            normed = _norm(part, layer.post_norm, self.config.rms_norm_eps)
+            out.append(linear(_gated(linear(normed, layer.gate_up)), layer.down))
+        return out[0] if len(out) == 1 else torch.cat(out)
 
     def _project(
         self, layer: LayerWeights, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]

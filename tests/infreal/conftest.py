@@ -21,13 +21,23 @@ def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def threads(number: int):
+    """The body of a fixture: so many threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def one_thread():
     """Small products are quickest on one thread, and do not wait for a core that others use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    yield from threads(1)
+
+
+@pytest.fixture
+def two_threads():
+    yield from threads(2)
 
 
 @pytest.fixture(scope="session")

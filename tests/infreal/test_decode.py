@@ -188,14 +188,6 @@ def test_without_numba_the_results_are_the_same(monkeypatch, num_segments):
         assert torch.allclose(getattr(compiled, name), getattr(plain, name), rtol=1e-5, atol=1e-5)
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("inference", [True, False])
 def test_a_long_row_is_cut_over_the_threads(two_threads, monkeypatch, inference):
     """With small constants; also under inference mode, which belongs to a thread."""
